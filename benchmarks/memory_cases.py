@@ -208,7 +208,7 @@ def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
 def training(
     case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
 ) -> Iterator[Callable[[], None]]:
-    """Yields the parts of a run in the order of `wellfed.train.lightning`: filling the feature table, some steps.
+    """Yields the parts of a run in the order of `wellfed.train.loop`: filling the feature table, some steps.
 
     Args:
         count: called with what was made outside the parts that are yielded.

@@ -14,7 +14,7 @@ from wellfed.observe.loggers.sink import PICTURES
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record.entries import RunRecord
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.train.lightning.checkpoints.checkpoint_files import BEST, LAST
+from wellfed.train.loop.checkpoint_files import BEST, LAST
 
 _LOG = logging.getLogger(__name__)
 PROFILE = "profile/trace.json"

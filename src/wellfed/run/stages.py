@@ -32,7 +32,6 @@ from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
 from wellfed.run.passes.guest_passes import GuestPasses
-from wellfed.run.passes.passes import Passes
 from wellfed.run.passes.plain_passes import PlainPasses
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
@@ -56,7 +55,7 @@ class Run:
         earlier_s = start.record.duration_s + time.monotonic() - start.began_s
         self._books = Bookkeeper(start.record, self._folder, start.composed.config, earlier_s=earlier_s)
         self._others = OtherRanks(self._rank, start.shared or _to_share(start), start.exchange)
-        self._passes: GuestPasses | PlainPasses | Passes | None = None
+        self._passes: GuestPasses | PlainPasses | None = None
         self._has_trained = False
 
     def go(self) -> int:
@@ -137,7 +136,7 @@ class Run:
                 books.ceiling(passes.ceiling.measure(self._console))
             passes.check_saved()
 
-    def _make_passes(self, planner: Planner, plan: RunPlan) -> GuestPasses | PlainPasses | Passes:
+    def _make_passes(self, planner: Planner, plan: RunPlan) -> GuestPasses | PlainPasses:
         may_adapt = not self._is_trial  # a smaller step is not the setting to measure
         config, parts, books = planner.config, planner.parts, self._books
         about = {"rank": self._rank, "may_adapt": may_adapt, "others": self._others}
@@ -145,7 +144,7 @@ class Run:
         return self._passes
 
     def _fit(
-        self, passes: GuestPasses | PlainPasses | Passes, checkpoint: Path | None, restarts: Restarts
+        self, passes: GuestPasses | PlainPasses, checkpoint: Path | None, restarts: Restarts
     ) -> RestartNeeded | None:
         """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
         start = self._start
@@ -169,7 +168,7 @@ class Run:
         return Planner.start(start.composed, facts), plan
 
     def _restarted(
-        self, needed: RestartNeeded, passes: GuestPasses | PlainPasses | Passes, checkpoint: Path | None, began_s: float
+        self, needed: RestartNeeded, passes: GuestPasses | PlainPasses, checkpoint: Path | None, began_s: float
     ) -> None:
         """Cuts record and tables back to the restart's step, and reports the restart."""
         step, epochs = (0, 0.0) if checkpoint is None else _progress_at(self._load(checkpoint), passes)
@@ -207,7 +206,7 @@ class Run:
                 _LOG.warning(warning)
         return plan
 
-    def _resume_from(self, target: Target, passes: GuestPasses | PlainPasses | Passes) -> Path:
+    def _resume_from(self, target: Target, passes: GuestPasses | PlainPasses) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
         checkpoint = target.checkpoint
         state = self._load(checkpoint, RESUMED)
@@ -285,7 +284,7 @@ def _print_error(text: str) -> None:
         print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
 
 
-def _progress_at(state: Mapping[str, Any], passes: GuestPasses | PlainPasses | Passes) -> tuple[int, float]:
+def _progress_at(state: Mapping[str, Any], passes: GuestPasses | PlainPasses) -> tuple[int, float]:
     """Returns the steps and epochs that were done when a checkpoint was written."""
     step, position = int(state["global_step"]), state.get("position", {})
     stream = position.get("stream")

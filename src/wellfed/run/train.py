@@ -38,7 +38,7 @@ from wellfed.units import show_text
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
     from wellfed.run.screen import Terminal
-    from wellfed.train.lightning.callbacks.pruning import Pruner
+    from wellfed.train.loop.pruning import Pruner
 
 TRIAL = "WELLFED_TRIAL"
 """Environment variable of a trial's process and its other ranks: the run is only timed."""

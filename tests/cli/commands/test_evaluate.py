@@ -154,12 +154,12 @@ def test_a_damaged_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[st
 def test_another_error_of_the_pass_stays_what_it_is(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wellfed.run.passes.passes import Passes
+    from wellfed.run.passes.base import RunPasses
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in the model")
 
-    monkeypatch.setattr(Passes, "check_fits", broken)
+    monkeypatch.setattr(RunPasses, "check_fits", broken)
     composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
     assert entry_scripts.evaluate_composed(composed) == 1
     shown = capsys.readouterr().err

@@ -22,8 +22,8 @@ from wellfed.observe.loggers.journal import Journal
 from wellfed.process import StopRequest
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.passes.base import RunPasses
 from wellfed.run.passes.choice import make_passes
-from wellfed.run.passes.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -73,7 +73,7 @@ def three_splits() -> Datasets:
 
 def passes_of(
     tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any
-) -> tuple[Passes, Journal, Any]:
+) -> tuple[RunPasses, Journal, Any]:
     more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
     made = compose(more)
     workload = replace(
@@ -94,7 +94,7 @@ def passes_of(
     return make_passes(config, parts, plan, books, rank=0), books.journal, parts.model
 
 
-def fit(passes: Passes) -> None:
+def fit(passes: RunPasses) -> None:
     passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: None)
 
 
@@ -199,7 +199,7 @@ def with_holes() -> Datasets:
     return Datasets(train=WithHoles())
 
 
-def place_of(sample: int, passes: Passes) -> tuple[int, int]:
+def place_of(sample: int, passes: RunPasses) -> tuple[int, int]:
     """Returns epoch and batch in which a sample comes first."""
     order = passes._loader._order
     return next((0, batch) for batch in range(6) if sample in order.share(0, batch).indices.tolist())

@@ -24,7 +24,7 @@ from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
-from wellfed.train.lightning.prefetch import no_room
+from wellfed.train.loop.prefetch import no_room
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating

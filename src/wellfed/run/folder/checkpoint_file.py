@@ -11,7 +11,7 @@ from typing import Any
 
 from wellfed.errors import ConfigError, first_line
 from wellfed.record.entries import FILE_NAME
-from wellfed.train.lightning.checkpoints.checkpoint_files import is_intact
+from wellfed.train.loop.checkpoint_files import is_intact
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)

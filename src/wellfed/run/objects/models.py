@@ -93,10 +93,10 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
 
 def _changes_before_copy(objects: RunObjects) -> bool:
     """Returns whether the LightningModule or its data module changes batches before they are copied to the device."""
-    from wellfed.train.lightning.hooks import overrides
+    from wellfed.train.guest.marks import is_overridden
 
     owners = [owner for owner in (objects.model, objects.data_module) if owner is not None]
-    return any(overrides(owner, "on_before_batch_transfer") for owner in owners)
+    return any(is_overridden(owner, "on_before_batch_transfer") for owner in owners)
 
 
 def prepare_step(config: RunConfig, plan: RunPlan, model: nn.Module) -> None:
@@ -122,7 +122,7 @@ def _is_average_beside_model(callback: Any) -> bool:
 
     if isinstance(callback, Callback):
         return isinstance(callback, Ema) and callback.is_beside_model
-    from wellfed.train.lightning.callbacks.users import is_average_beside_model
+    from wellfed.train.guest.users import is_average_beside_model
 
     return is_average_beside_model(callback)
 
@@ -134,7 +134,7 @@ def step_listeners(objects: RunObjects) -> tuple[str, ...]:
     foreign = {name: callback for name, callback in objects.callbacks.items() if not isinstance(callback, Callback)}
     if not foreign:
         return ()
-    from wellfed.train.lightning.hooks import IN_STEP, hooks_of
+    from wellfed.train.guest.users import hooks_in_step
 
-    found = {name: hooks_of(callback, IN_STEP) for name, callback in foreign.items()}
+    found = {name: hooks_in_step(callback) for name, callback in foreign.items()}
     return tuple(f"{name} ({', '.join(hooks)})" for name, hooks in found.items() if hooks)

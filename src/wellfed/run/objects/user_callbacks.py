@@ -56,7 +56,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
             problem = f"{target} refuses its arguments: {type_and_line(error)}."
             faults.append(Fault(where, problem, f"Change {where}.*"))
             continue
-        wrong = _fault_of(callback, where, config.trainer.strategy.value)
+        wrong = _fault_of(callback, config.trainer.strategy.value)
         if wrong is not None:
             faults.append(Fault(where, *wrong))
         else:
@@ -84,20 +84,17 @@ def own_nodes(named: Mapping[str, Any]) -> dict[str, Any] | None:
     return found
 
 
-def _fault_of(callback: Any, where: str, strategy: str) -> tuple[str, str] | None:
-    """Returns problem and advice for an object that can't be a callback; None if it can. Later errors name it."""
+def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:
+    """Returns problem and advice for an object that can't be a callback; None if it can."""
     from wellfed.train.loop.callbacks import Callback, Ema
 
     if isinstance(callback, Ema) and strategy == "fsdp":
         return "averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     if isinstance(callback, Callback):
         return None
-    from wellfed.train.lightning.callbacks.users import fault_of_callback, name_errors  # imports Lightning
+    from wellfed.train.guest.users import fault_of_callback  # imports Lightning
 
-    wrong = fault_of_callback(callback, strategy)
-    if wrong is None:
-        name_errors(callback, where)
-    return wrong
+    return fault_of_callback(callback, strategy)
 
 
 def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: Mapping[str, float]) -> None:

@@ -95,7 +95,7 @@ def _launchers_store(launch: Launch, come_s: float) -> tuple[Any, str]:
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    from wellfed.train.lightning.trainer import meeting_place
+    from wellfed.train.loop.place import meeting_place
 
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master, patience = launch.rank == 0 and not is_agents, timedelta(seconds=come_s)

@@ -37,7 +37,7 @@ from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.executor import PointPlan
 from wellfed.study.row import TrialMetric
-from wellfed.train.lightning.trainer import before_forks
+from wellfed.train.guest.arguments import before_forks
 
 
 @dataclass(frozen=True)

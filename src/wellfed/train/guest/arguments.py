@@ -177,7 +177,7 @@ def make_trainer(
 def _strategy(name: Literal["auto", "ddp", "fsdp"], world_size: int) -> Any:
     timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     if name == "fsdp":
-        from wellfed.train.lightning.sharding import fsdp_strategy
+        from wellfed.train.guest.sharding import fsdp_strategy
 
         return fsdp_strategy(timeout)
     return DDPStrategy(timeout=timeout) if world_size > 1 else name

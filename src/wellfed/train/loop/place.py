@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -20,6 +20,18 @@ from torch import Tensor, nn
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 
 Told = TypeVar("Told")
+
+
+class Whole(nn.Module):
+    """A plain model within DDP or FSDP, whose forward calls any function. Names in checkpoints begin with ``model.``"""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns ``call(*arguments)``."""
+        return call(*arguments)
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Place:
         if strategy == "fsdp":
             from wellfed.train.loop.sharding import fsdp_strategy
 
-            strategy = fsdp_strategy(timeout)
+            strategy = fsdp_strategy(timeout, Whole)
         elif options.world_size > 1:
             strategy = DDPStrategy(timeout=timeout)
         self._fabric = Fabric(
@@ -85,7 +97,7 @@ class Place:
         """Number of ranks."""
         return self.options.world_size
 
-    def wrap(self, module: nn.Module) -> nn.Module:
+    def wrap(self, module: Whole) -> nn.Module:
         """Moves a module to the device; returns it, or its DDP or FSDP."""
         strategy: Any = self._fabric.strategy
         if not self.is_sharded:

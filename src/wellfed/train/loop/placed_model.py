@@ -15,24 +15,12 @@ from torch.nn.parameter import is_lazy
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.observe.timing.step_clock import StepClock
-from wellfed.train.loop.place import Place
+from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
 from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
 from wellfed.train.step.train_step import TrainStep
-
-
-class Whole(nn.Module):
-    """A plain model within DDP or FSDP, whose forward calls any function. Names in checkpoints begin with ``model.``"""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns ``call(*arguments)``."""
-        return call(*arguments)
 
 
 class PlacedModel:

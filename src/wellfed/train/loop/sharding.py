@@ -17,27 +17,30 @@ from torch import Tensor, nn
 from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
-def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
-    """Returns a strategy that gathers block by block. Weights, buffers and inputs keep their types."""
+def fsdp_strategy(timeout: timedelta, whole: type[nn.Module]) -> FSDPStrategy:
+    """Returns a strategy that gathers a module of type ``whole`` block by block."""
+    return FSDPStrategy(timeout=timeout, **fsdp_options(whole))
+
+
+def fsdp_options(whole: type[nn.Module]) -> dict[str, Any]:
+    """Returns arguments of FSDP with which weights, buffers and inputs keep their types.
+
+    Args:
+        whole: type of the outermost module.
+    """
     from torch.distributed.fsdp import MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy
-
-    from wellfed.train.loop.placed_model import Whole
 
     gathered: set[nn.Module] = set()
 
     def is_gathered(module: nn.Module) -> bool:
-        if isinstance(module, Whole):  # comes first
+        if isinstance(module, whole):  # comes first
             gathered.update(blocks_to_gather(module))
         return module in gathered
 
     # Rank 0's weights are used, as with DDP, since it alone reads and writes checkpoints.
-    return FSDPStrategy(
-        timeout=timeout,
-        auto_wrap_policy=CustomPolicy(is_gathered),
-        mixed_precision=MixedPrecision(),
-        sync_module_states=True,
-    )
+    policy, types = CustomPolicy(is_gathered), MixedPrecision()
+    return {"auto_wrap_policy": policy, "mixed_precision": types, "sync_module_states": True}
 
 
 def gathered(wrapper: nn.Module) -> AbstractContextManager[Any]:

@@ -1,0 +1,51 @@
+"""Checks the callbacks of Lightning that a configuration names, before there is a Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+
+from wellfed.extras import other_lightning
+from wellfed.train.guest.marks import is_overridden
+
+_IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""Hooks that Lightning calls between the start of a step and the update of the weights."""
+
+
+def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
+    """Returns problem and advice for an object that can't be a callback; None if it can."""
+    name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+    if not isinstance(callback, pl.Callback):
+        return other_lightning(type(callback), "Callback") or (
+            f"{name} is no callback.",
+            "Name a class that inherits from lightning.pytorch.Callback.",
+        )
+    if isinstance(callback, GradientAccumulationScheduler):
+        problem = f"{name} changes the samples of a step, which are workload.effective_batch_size."
+        return problem, "Set memory.accumulate to sum the gradients of parts of a step."
+    if isinstance(callback, StochasticWeightAveraging):
+        problem = f"{name} sets the average at the end of training, when the last checkpoint is written and validated."
+        return problem, "Set callbacks=ema, whose average is validated and saved."
+    if isinstance(callback, OnExceptionCheckpoint):  # Lightning starts from its file, whatever the user asks for
+        problem = f"{name} makes each later run start from its file, even without resume."
+        return problem, "Leave it out: after an error, the state is saved in checkpoints/last.ckpt, for resume=auto."
+    if strategy == "fsdp" and isinstance(callback, WeightAveraging):
+        return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
+    return None
+
+
+def is_average_beside_model(callback: Any) -> bool:
+    """Returns whether a callback keeps a second copy of the weights on their device."""
+    return isinstance(callback, WeightAveraging) and callback._device is None
+
+
+def hooks_in_step(callback: Any) -> list[str]:
+    """Returns the hooks of a callback that Lightning calls within a step."""
+    return [hook for hook in _IN_STEP if is_overridden(callback, hook)]
