@@ -86,7 +86,7 @@ class PlacedModel:
     ) -> TrainStep:
         """Returns the optimizer step of the model, which marks its phases on the clock."""
         precision = Precision(self._precision.name, self.device.type, scaler)
-        step = self.plain.make_step(optimizer, precision, self.device, self._ranks(), self.gradient_clip, None)
+        step = self.plain.make_step(optimizer, precision, self.device, self._ranks(), self.gradient_clip)
         step.passes.mark, step.passes.now_s = clock.mark, clock.now_s
         self.step = step
         return step

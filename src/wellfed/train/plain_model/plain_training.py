@@ -24,7 +24,7 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
-from wellfed.train.step.step_passes import Computation, StepListener
+from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepOptions, TrainStep
 
@@ -47,8 +47,6 @@ class PlainSetup:
     evaluation: Evaluation | Any | None = None
     metrics: Any = None
     features: Features | None = None
-    is_monitored: bool = False
-    """Callbacks may monitor the metrics of validation."""
 
 
 class PlainTraining:
@@ -59,8 +57,6 @@ class PlainTraining:
         self.model, self.options, self.micro, self.totals = model, options, setup.micro, Totals()
         self.on_event, self.scheduling = setup.on_event, setup.scheduling
         self.make_optimizer, self.lr_factor = setup.make_optimizer, setup.lr_factor
-        self.is_monitored = setup.is_monitored or setup.scheduling is not None
-        """Callbacks or a scheduler may monitor the metrics of validation."""
         self.fallbacks, self._device = Fallbacks(self.micro, self._ways_down()), torch.device("cpu")
         prepare = partial(Preparation, seed=options.seed, model=model)
         self._prepare = prepare(setup.train_data)
@@ -108,7 +104,6 @@ class PlainTraining:
         device: torch.device,
         ranks: Ranks,
         gradient_clip: float | None,
-        listener: StepListener | None,
     ) -> TrainStep:
         """Returns the optimizer step of this model."""
         computation = Computation(
@@ -120,7 +115,6 @@ class PlainTraining:
             self.fallbacks,
             replace(self.options, gradient_clip=gradient_clip),
             totals=self.totals,
-            listener=listener,
             on_event=self.on_event,
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from wellfed.errors import ConfigError
 
@@ -32,23 +32,6 @@ class Schedule:
         done = min(1.0, (step - self.warmup_steps) / length)
         left = 1 - done if self.name == "linear" else 0.5 * (1 + math.cos(math.pi * done))
         return self.min_lr_frac + (1 - self.min_lr_frac) * left
-
-
-class FactorLR(LambdaLR):
-    """`LambdaLR` with a step that costs a tenth: torch's checks a dozen conditions that hold here."""
-
-    def step(self, epoch: int | None = None) -> None:
-        """Sets the rates of the next step."""
-        groups = self.optimizer.param_groups
-        if epoch is not None or self._is_initial or not {type(group["lr"]) for group in groups} <= {float, int}:
-            super().step(epoch)
-            return
-        self._step_count += 1
-        self.last_epoch += 1
-        rates = [rate * factor(self.last_epoch) for rate, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
-        self._last_lr = rates
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
 
 
 @dataclass(frozen=True)

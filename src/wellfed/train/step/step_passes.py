@@ -22,14 +22,6 @@ from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.totals import Totals
 
-StepListener = Callable[..., None]
-"""Function called within a step with the name of a hook of Lightning's callbacks; it may change gradients.
-
-``on_before_backward`` comes with the loss of a micro-batch, weighted by its share. ``on_after_backward`` comes with
-nothing; with a scaler the gradients are scaled then. ``on_before_optimizer_step`` comes with the optimizer, when all
-gradients are computed and unscaled, before they are clipped.
-"""
-
 
 class NoWeight(Exception):
     """Error for a step without weight on any rank: nothing is masked, or all is padding."""
@@ -57,7 +49,6 @@ class StepPasses:
         computation: Computation,
         micro: MicroBatches,
         totals: Totals,
-        listener: StepListener | None = None,
         *,
         checks_losses: bool = False,
     ) -> None:
@@ -74,7 +65,7 @@ class StepPasses:
         """All weights, cached since finding them visits all modules."""
         self._loss, self._prepare, self._features = computation.loss, computation.prepare, computation.features
         self._precision, self._device, self._ranks = computation.precision, computation.device, computation.ranks
-        self._micro, self._totals, self._listener, self._checks_losses = micro, totals, listener, checks_losses
+        self._micro, self._totals, self._checks_losses = micro, totals, checks_losses
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Splits a batch, computes its gradients and returns its loss.
@@ -103,7 +94,7 @@ class StepPasses:
         return self._totals.pending("loss")
 
     def _pass(self, delivery: Delivery, part: MicroBatch) -> None:
-        ranks, precision, listener = self._ranks, self._precision, self._listener
+        ranks, precision = self._ranks, self._precision
         self.mark((FORWARD, self.now_s()))
         context = precision.forward()
         if context is None:
@@ -111,8 +102,6 @@ class StepPasses:
         else:
             with context:
                 loss = ranks.forward(self._weighted_loss, delivery, part)
-        if listener is not None:
-            listener("on_before_backward", loss)
         if precision.scaler is not None:
             loss = precision.scale(loss)
         self.mark((BACKWARD, self.now_s()))
@@ -122,8 +111,6 @@ class StepPasses:
             with ranks.without_gradients(self.trained):
                 ranks.backward(loss)
         del loss  # frees its graph
-        if listener is not None:
-            listener("on_after_backward")
 
     def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
         """Returns the weighted loss of a micro-batch; adds its figures to the totals."""

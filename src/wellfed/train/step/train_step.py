@@ -22,7 +22,7 @@ from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
 from wellfed.train.step.non_finite import OnNan, all_finite
 from wellfed.train.step.retry import EndOnAllRanks, StepRetry
-from wellfed.train.step.step_passes import Computation, NoWeight, StepListener, StepPasses
+from wellfed.train.step.step_passes import Computation, NoWeight, StepPasses
 from wellfed.train.step.totals import Totals
 
 
@@ -56,7 +56,6 @@ class TrainStep:
 
     Args:
         fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
-        listener: called within a step; again if a step is repeated.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class TrainStep:
         options: StepOptions = StepOptions(),
         *,
         totals: Totals | None = None,
-        listener: StepListener | None = None,
         on_event: OnEvent = ignore_event,
     ) -> None:
         self.number = 0
@@ -76,11 +74,11 @@ class TrainStep:
         """Whether a step compiled or was repeated, so that its time doesn't count. Reset by the reader."""
         self.totals = totals or Totals()
         checks_losses = options.on_nan != "raise"
-        self.passes = StepPasses(computation, fallbacks.micro, self.totals, listener, checks_losses=checks_losses)
+        self.passes = StepPasses(computation, fallbacks.micro, self.totals, checks_losses=checks_losses)
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
         self._optimizer, self._micro, self._options = optimizer, fallbacks.micro, options
-        self._on_event, self._listener = on_event, listener
+        self._on_event = on_event
         clip, retries = options.gradient_clip, options.on_oom == "retry"
         self._clip = self._ranks.clipping(optimizer, clip) if clip else None
         self._delivery: Delivery | None = None
@@ -172,13 +170,10 @@ class TrainStep:
             self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
                 self._leave_out()
-        listener, clip = self._listener, self._clip
         if self._precision.scaler is not None:
-            self._precision.unscale(self._optimizer, clips=clip is not None or listener is not None)
-        if listener is not None:
-            listener("on_before_optimizer_step", self._optimizer)
-        if clip is not None:
-            clip()
+            self._precision.unscale(self._optimizer, clips=self._clip is not None)
+        if self._clip is not None:
+            self._clip()
         return loss
 
     def _run_passes(self) -> Tensor:
