@@ -1,5 +1,5 @@
 """Trains: one optimizer step (``step``), device memory during a run (``memory``), a plain model (``plain_model``), and
 all uses of Lightning (``lightning``).
 
-Start from `step/train_step.py`, then `plain_model/plain_training.py`, and `lightning/trainer.py` for the loop.
+Start from `loop/training.py`, the loop for plain models, and `step/train_step.py`; guests are in `guest/`.
 """
