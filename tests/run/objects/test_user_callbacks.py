@@ -10,6 +10,7 @@ from wellfed.errors import ConfigError
 from wellfed.run.objects.models import model_facts, step_listeners
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics, make_callbacks
+from wellfed.train.loop.callbacks import Callback
 
 
 def made(*overrides: str, val: Any = ()) -> dict[str, Any]:
@@ -21,10 +22,23 @@ def made(*overrides: str, val: Any = ()) -> dict[str, Any]:
 def test_several_options_go_together_and_one_may_be_left_out() -> None:
     found = made("callbacks=[early_stopping,ema,lr_monitor]", "callbacks.early_stopping.patience=7")
     assert list(found) == ["early_stopping", "ema", "lr_monitor"]
-    assert isinstance(found["early_stopping"], EarlyStopping)
-    assert found["early_stopping"].patience == 7
+    assert [type(one).__name__ for one in found.values()] == ["EarlyStopping", "Ema", "LrMonitor"]
+    assert all(isinstance(one, Callback) for one in found.values())
     assert list(made("callbacks=[early_stopping,ema]", "callbacks.ema=null")) == ["early_stopping"]
     assert made() == {}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+callbacks.stats={_target_: lightning.pytorch.callbacks.DeviceStatsMonitor}"],  # one is Lightning's alone
+        ["+callbacks.early_stopping.log_rank_zero_only=true"],  # ours has no such argument
+    ],
+)
+def test_where_one_is_lightnings_alone_all_are_lightnings(overrides: list[str]) -> None:
+    found = made("callbacks=[early_stopping,lr_monitor]", *overrides)
+    assert not any(isinstance(one, Callback) for one in found.values())
+    assert isinstance(found["early_stopping"], EarlyStopping)
 
 
 @pytest.mark.parametrize(

@@ -272,10 +272,6 @@ class InOrder(IterableDataset[Any]):
         return (data[index] for index in range(tiny.NUM_SAMPLES))
 
 
-def in_order() -> OwnLoader:
-    return OwnLoader(DataLoader(InOrder(), batch_size=32))
-
-
 class OneByOne(tiny.TinyData):
     """The same data with an index."""
 
