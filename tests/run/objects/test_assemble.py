@@ -109,10 +109,6 @@ class Rows(Dataset):
 
 
 class Sets(pl.LightningDataModule):
-    """A data module; ``torn_down`` holds the stages that were torn down."""
-
-    torn_down: tuple[str, ...] = ()
-
     def setup(self, stage=None):
         self.rows = Rows()
 
@@ -121,9 +117,6 @@ class Sets(pl.LightningDataModule):
 
     def test_dataloader(self):
         return DataLoader(self.rows, 3)
-
-    def teardown(self, stage=None):
-        self.torn_down = (*self.torn_down, stage)
 
 
 def loaders(kind="dict"):
@@ -257,7 +250,6 @@ def test_a_data_module_gives_its_data():
     parts, given = brought("Sets", effective=4)
     assert given.workload.effective_batch_size == 4
     assert (len(parts.data.train), parts.data.val) == (12, None)
-    assert parts.why_guest == "Sets is a LightningDataModule"
     assert [parts.guest.has(split) for split in ("train", "val", "test")] == [True, False, True]
 
 

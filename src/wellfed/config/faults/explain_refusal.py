@@ -78,10 +78,13 @@ NOTES: Mapping[str, str] = {
 }
 """Knob -> difference from the foreign one."""
 
+_OF_LIGHTNING = (
+    *("inference_mode", "reload_dataloaders_every_n_epochs", "gradient_clip_algorithm", "use_distributed_sampler"),
+    *("min_epochs", "min_steps", "check_val_every_n_epoch", "sync_batchnorm"),
+)
+"""Arguments of Lightning's Trainer that ``trainer.lightning`` hands through."""
 ABSENT: Mapping[str, str] = {
-    "min_epochs": "There is no minimum: a run ends at trainer.max_epochs, max_steps or max_time_s, or by a callback.",
-    "min_steps": "There is no minimum: a run ends at trainer.max_epochs, max_steps or max_time_s, or by a callback.",
-    "check_val_every_n_epoch": "Set trainer.validate_every_steps=<steps>; null = at the end of each epoch.",
+    **{name: f"With a LightningModule, set trainer.lightning.{name}=<value>." for name in _OF_LIGHTNING},
     "train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
     "test": "A run trains, validates and tests, the last if there is a test split.",
     "do_train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
@@ -91,7 +94,6 @@ ABSENT: Mapping[str, str] = {
     "warmup_ratio": "Set workload.schedule.warmup_steps=<steps>.",
     "enable_progress_bar": "A bar is drawn on a terminal; without one there is a line a minute.",
     "enable_checkpointing": "Checkpoints are always written; trainer.checkpoint_every_steps says when.",
-    "sync_batchnorm": "Not offered. Convert the model itself: torch.nn.SyncBatchNorm.convert_sync_batchnorm.",
     "load_best_model_at_end": "The test split is tested with best.ckpt already.",
 }
 """Last part of a foreign name without a counterpart -> message about the alternative."""

@@ -150,6 +150,7 @@ def make_trainer(
         "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
         "enable_progress_bar": any(isinstance(one, pl.callbacks.ProgressBar) for one in callbacks),
         "enable_model_summary": False,
+        "inference_mode": False,  # as in the validations of a training: a test may need gradients, too
         "default_root_dir": str(folder),
         "profiler": profiler,
         "callbacks": list(callbacks),
