@@ -251,6 +251,15 @@ class Manual(Module):
         return [torch.optim.Adam(self.net[0].parameters(), 0.01), torch.optim.SGD(self.net[2].parameters(), 0.1)]
 
 
+class Plateau(Module):
+    """Halves the rate at the end of each epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
 class StopsItself(pl.Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         trainer.should_stop = trainer.global_step >= 3

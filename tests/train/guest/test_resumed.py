@@ -13,7 +13,8 @@ HERE = "tests.train.guest.brought"
 FED = ("workload.effective_batch_size=4",)
 ROWS = [
     ("Module", "Data", ()),
-    ("Module", "datasets", FED),
+    ("Plateau", "datasets", FED),
+    slow("Plateau", "Data", ("trainer.max_steps=15",)),
     slow("Module", "Workers", ()),
     ("Module", "Weighted", ()),
     slow("Module", "StreamOfFixed", ()),

@@ -52,8 +52,8 @@ from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
-from wellfed.train.guest.marks import Steps, Watch, is_overridden
-from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts
+from wellfed.train.guest.marks import Steps, Watch, is_overridden, latest_of
+from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
 from wellfed.train.loop.bar import Bar
@@ -172,11 +172,18 @@ class GuestPasses(RunPasses):
             yield arguments_of(self._loaders, [train, val], ["train_dataloaders", "val_dataloaders"])
 
     def _weighing(self, trainer: pl.Trainer) -> AbstractContextManager[None]:
-        """Returns a context in which losses of parts count by their samples."""
-        if self._parts is None:
+        """Returns a context in which losses count by their samples: those of parts, and of the engine's ranks."""
+        parts, ranks = self._parts, 1 if self._loader is None else self._num_ranks
+        if parts is None and ranks == 1:
             return nullcontext()
-        weighing = self._parts.weighing(trainer.strategy.training_step)
-        return alone.replaced(trainer.strategy, {"training_step": weighing})
+
+        def weight() -> float:
+            latest = None if ranks == 1 else latest_of(trainer)
+            of_rank = 1.0 if latest is None else 0.0 if latest.is_padding else latest.size * ranks / latest.total
+            return of_rank if parts is None else of_rank * parts.weights.popleft()
+
+        weighed = weighing(trainer.strategy.training_step, weight)
+        return alone.replaced(trainer.strategy, {"training_step": weighed})
 
     # -- training -------------------------------------------------------------------------------------------------
 

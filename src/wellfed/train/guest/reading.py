@@ -48,20 +48,23 @@ class Parts:
         self.weights.extend(size * self.number / total for size in sizes)
         return self.split(batch, sizes)
 
-    def weighing(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the strategy's ``training_step`` with its loss weighed by the part; logged values are unchanged.
 
-        The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own
-        step.
-        """
+def weighing(step: Callable[..., Any], weight: Callable[[], float]) -> Callable[..., Any]:
+    """Returns the strategy's ``training_step`` with its loss weighed; logged values are unchanged.
 
-        def training_step(*arguments: Any, **named: Any) -> Any:
-            output, weight = step(*arguments, **named), self.weights.popleft()
-            if output is None or weight == 1:
-                return output
-            return {**output, "loss": output["loss"] * weight} if isinstance(output, Mapping) else output * weight
+    The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own step.
 
-        return training_step
+    Args:
+        weight: called once a step with the factor of its loss.
+    """
+
+    def training_step(*arguments: Any, **named: Any) -> Any:
+        output, factor = step(*arguments, **named), weight()
+        if output is None or factor == 1:
+            return output
+        return {**output, "loss": output["loss"] * factor} if isinstance(output, Mapping) else output * factor
+
+    return training_step
 
 
 class SchedulersOfParts(pl.Callback):
@@ -189,6 +192,9 @@ class Place(pl.Callback):
         # There was no further batch, and no length that showed it before; or a hook has ended the epoch.
         if self._is_waiting() or trainer.is_last_batch:
             self._end_epoch()
+        if self._saved is not None:
+            # Else ReduceLROnPlateau skips the epoch of a resume, and with max_steps the setter would make it true.
+            trainer.fit_loop._restarting = False
 
     def _end_epoch(self) -> None:
         if self.batch:
