@@ -1,4 +1,4 @@
-"""Callbacks for what watches a training, and for what can't be a callback of it."""
+"""Callbacks for what watches a training, and a check of those that the module brings."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import (
-    GradientAccumulationScheduler,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
 
 from wellfed.errors import ConfigError
-from wellfed.extras import other_lightning
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.train.guest.marks import is_within_step
+from wellfed.train.guest.users import fault_of_callback
 from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
@@ -89,28 +83,6 @@ class Watchers(pl.Callback):
         self.on_train_end(trainer)
 
 
-def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
-    """Returns problem and advice for an object that can't be a callback; None if it can."""
-    name = f"{type(callback).__module__}.{type(callback).__qualname__}"
-    if not isinstance(callback, pl.Callback):
-        return other_lightning(type(callback), "Callback") or (
-            f"{name} is no callback.",
-            "Name a class that inherits from lightning.pytorch.Callback.",
-        )
-    if isinstance(callback, GradientAccumulationScheduler):
-        problem = f"{name} changes the samples of a step, which are workload.effective_batch_size."
-        return problem, "Set memory.accumulate to sum the gradients of parts of a step."
-    if isinstance(callback, StochasticWeightAveraging):
-        problem = f"{name} sets the average at the end of training, when the last checkpoint is written and validated."
-        return problem, "Set callbacks=ema, whose average is validated and saved."
-    if isinstance(callback, OnExceptionCheckpoint):  # Lightning starts from its file, whatever the user asks for
-        problem = f"{name} makes each later run start from its file, even without resume."
-        return problem, "Leave it out: checkpoints/last.ckpt is there for resume=auto."
-    if strategy == "fsdp" and isinstance(callback, WeightAveraging):
-        return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
-    return None
-
-
 class CheckedCallbacks(pl.Callback):
     """Check of the callbacks of ``configure_callbacks``, which are known once Lightning has asked for them."""
 
@@ -121,8 +93,3 @@ class CheckedCallbacks(pl.Callback):
         for callback in trainer.callbacks if stage == "fit" else ():
             if wrong := fault_of_callback(callback, self._strategy):
                 raise ConfigError.of(f"{type(module).__name__}.configure_callbacks", *wrong)
-
-
-def is_average_beside_model(callback: pl.Callback) -> bool:
-    """Returns whether a callback keeps a second copy of the weights on their device."""
-    return isinstance(callback, WeightAveraging) and callback._device is None
