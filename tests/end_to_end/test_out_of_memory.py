@@ -15,6 +15,7 @@ from tests.fake_cuda.machine import FakeCuda
 
 WORKLOAD = '''
 import os
+import lightning.pytorch as pl
 import torch
 from torch import nn
 from wellfed.contract import Datasets, LossOutput
@@ -70,6 +71,13 @@ class Model(nn.Module):
         if self.stage == "backward" and on_card and self.calls >= self.at:
             loss = Fails.apply(loss)
         return LossOutput(loss)
+
+class Guest(pl.LightningModule):
+    def __init__(self, **arguments):
+        super().__init__()
+        self.model = Model(**arguments)
+    def training_step(self, batch, batch_idx): return self.model.loss(batch).loss
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.01)
 
 class Fails(torch.autograd.Function):
     @staticmethod
@@ -166,13 +174,16 @@ def test_a_card_without_any_room_ends_a_run_with_its_record(project: Path, fake_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [(), ("workload.model._target_=hungry.work.Guest", "workload.optimizer=null", "memory.micro_batch=null")]
+)
 def test_a_model_that_keeps_tensors_of_past_steps_is_not_given_smaller_steps(
-    project: Path, fake_cuda: FakeCuda
+    project: Path, fake_cuda: FakeCuda, kind: tuple[str, ...]
 ) -> None:
-    done, record = hungry(project, fake_cuda, "workload.model.stage=keeps", "trainer.max_steps=100")
+    done, record = hungry(project, fake_cuda, "workload.model.stage=keeps", "trainer.max_steps=100", *kind)
     assert done.code == 3, done.text[-3000:]
     assert record["error"]["message"].startswith("Memory grew with every step, by 32 MiB a step over ")
-    assert {"oom", "step_down"} & {event["kind"] for event in record["events"]} == {"oom"}
+    assert {"oom", "step_down", "restart"} & {event["kind"] for event in record["events"]} == {"oom"}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from tests.end_to_end.commands import Done, only_folder, record_of, train_own
 MODULE = """
 import time
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch import nn
@@ -38,8 +39,31 @@ class Whole(Table):
         return [self.x[index] for index in indices]
 
 
+class Level(Table):
+    level = 0
+
+    def __getitem__(self, index):
+        return torch.tensor(float(self.level))
+
+
+class Curriculum(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def on_train_epoch_start(self):
+        self.trainer.train_dataloader.dataset.level = self.current_epoch
+
+    def training_step(self, levels, batch_idx):
+        self.log("level", levels.mean(), on_step=False, on_epoch=True)
+        return self.weight * levels.mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
 def datasets(kind, rows=96):
-    kinds = {"noisy": Noisy, "whole": Whole}
+    kinds = {"noisy": Noisy, "whole": Whole, "level": Level}
     return kinds[kind](rows), Whole(32), Whole(32)
 
 
@@ -89,6 +113,15 @@ def test_any_number_of_workers_learns_the_same_and_evaluation_allows_gradients(u
         weights.append(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
     for name, value in weights[0].items():
         assert all(torch.equal(value, other[name]) for other in weights[1:]), name
+
+
+@pytest.mark.slow
+def test_what_a_hook_changes_reaches_workers(user: Path) -> None:
+    own = ("workload.model._target_=forces.Curriculum", "workload.optimizer=null", "workload.data.kind=level")
+    done = train(user, *own, "trainer.max_epochs=3", "loader.backend=processes", "loader.num_workers=2")
+    assert done.code == 0, done.text
+    rows = (only_folder(user, "forces") / "metrics.csv").read_text().splitlines()
+    assert [float(row.rpartition(",")[2]) for row in rows if ",train,level," in row] == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -339,20 +339,22 @@ class GuestPasses(RunPasses):
         finally:
             self.close()
         # Raised outside of the handler: the handled error refers to all tensors of the step.
-        raise self._with_less(failure, steps.samples, trainer)
+        raise self._with_less(failure, steps, trainer)
 
     @property
     def _may_restart(self) -> bool:
         """Whether training may restart. With several ranks the others would wait in the step for the failed one."""
         return self._may_adapt and self._config.memory.on_oom is OnOom.retry and self._num_ranks == 1
 
-    def _with_less(self, failure: MemoryFailure, samples: int, trainer: pl.Trainer) -> OutOfMemoryExhausted:
+    def _with_less(self, failure: MemoryFailure, steps: Steps, trainer: pl.Trainer) -> OutOfMemoryExhausted:
         """Returns the error that ends this training, with changes for a restart that needs less memory."""
         plan, step = self._plan, trainer.global_step + 1
         self._books.journal.event("oom", step=step, message=failure.message)
-        samples = max(samples, plan.workload.effective_batch_size)
+        samples = max(steps.samples, plan.workload.effective_batch_size)
         before = largest_share(samples, plan.memory.accumulate)
         ran_out = f"Out of memory in step {step} with {counted(before, 'sample')} at a time: {failure.message}"
+        if grown := steps.growth.describe():
+            return OutOfMemoryExhausted(f"{grown} {ran_out}", failure.kind)
         smaller = MicroBatches(before).step_down()
         if plan.memory.on_oom == "retry" and smaller is not None:
             changes = {"memory.micro_batch": smaller, "memory.accumulate": largest_share(samples, smaller)}

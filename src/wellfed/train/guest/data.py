@@ -214,6 +214,11 @@ class Bare:
         self.latest: Any = None
         """Latest delivery without its batch."""
 
+    @property
+    def dataset(self) -> Any:
+        """The dataset, for hooks that change it between epochs."""
+        return self._loader.dataset
+
     def __len__(self) -> int:
         return len(self._loader)
 

@@ -24,6 +24,7 @@ from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHE
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
 from wellfed.process import StopRequest
 from wellfed.train.loop.schedule import nobody_logs
+from wellfed.train.memory.growth import MemoryGrowth
 
 _LOG = logging.getLogger(__name__)
 _FETCH, _EPOCH = "train_dataloader_next", "run_training_epoch"
@@ -224,8 +225,10 @@ class Steps(pl.Callback):
         """Samples of the latest step on this rank."""
         self.is_in_step = False
         """A batch has reached the device, and its step is not done."""
+        self.growth = MemoryGrowth(torch.device("cpu"))
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self.growth = MemoryGrowth(trainer.strategy.root_device)
         self._progress.step = trainer.global_step
         self._progress.enter("train")
         self._on_start()
@@ -268,6 +271,7 @@ class Steps(pl.Callback):
         self._watch.is_waiting = False
         if is_within_step(trainer, batch_idx) or not self._parts:  # a batch that is None has no step
             return
+        self.growth.note(trainer.global_step)
         latest = latest_of(trainer)
         total = latest.total if latest is not None else self._own * trainer.world_size
         if disturbed := getattr(module, "was_disturbed", False):
