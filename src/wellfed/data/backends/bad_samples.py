@@ -16,14 +16,12 @@ from wellfed.errors import DataError, reason_of
 from wellfed.record.entries import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
-_FORKED = "Cannot re-initialize CUDA in forked subprocess"
-"""Torch's error for CUDA in a process that was forked after CUDA was used."""
 _OF_CODE = ("TypeError", "NameError", "UnboundLocalError", "AttributeError")
 """Errors that a mistake in the dataset's code raises for each sample, and damaged data at times."""
 _SHARED = (
-    "It loads in the training process: the fault passed, or workers share something that only one "
-    "process or thread may use, such as an open file, a connection, or a handle of a library. Open it where it is "
-    "first used (if self.file is None: self.file = open(...)), or set loader.backend=inline loader.num_workers=0."
+    "It loads in the training process: the fault passed, or workers share something that only one process or thread "
+    "may use, such as an open file, a connection, or the GPU. Open it where it is first used (if self.file is None: "
+    "self.file = open(...)), or set loader.backend=inline loader.num_workers=0."
 )
 """Way out for a sample or batch that fails in a worker alone."""
 Loads = Callable[[int, int], bool]
@@ -86,8 +84,6 @@ class BadSamples:
             DataError: more than loader.max_skipped have failed, or the samples are not the cause.
         """
         for one in lost:
-            if _FORKED in one.reason:
-                raise _cuda_in_worker(self._name) from one.cause
             if one.index in self._reasons:  # drawn again, in this batch or in one requested before it failed
                 continue
             if len(self._reasons) >= self._most:
@@ -138,8 +134,6 @@ def evaluation_error(name: str, lost: LostSample, batch: int, loads: Loads | Non
     Args:
         loads: as for `BadSamples`.
     """
-    if _FORKED in lost.reason:
-        return _cuda_in_worker(name)
     sample, place = f"{name}: evaluation sample {lost.index} could not be loaded", f"(batch {batch}): {lost.reason}."
     if loads is not None and loads(0, lost.index):
         return DataError(f"{sample} by a worker {place} {_SHARED}")
@@ -152,8 +146,6 @@ def evaluation_error(name: str, lost: LostSample, batch: int, loads: Loads | Non
 def unread_batch(dataset: Any, method: str, request: BatchRequest, purpose: str, error: Exception) -> DataError:
     """Returns the error of a batch whose ``fetch`` or ``__getitems__`` raised, with its indices."""
     name, reason = type(dataset).__name__, reason_of(error)
-    if _FORKED in reason:
-        return _cuda_in_worker(name)
     problem = f"{name}: {method} could not load {request.described(purpose)}: {reason}."
     if method == "fetch":
         way_out = "dataset[index] shows which sample fails: repair it"
@@ -172,14 +164,6 @@ def shared_by_workers(error: UnreadBatch) -> DataError:
     fault = DataError(f"{error.problem} {_SHARED}")
     fault.__notes__ = error.__notes__
     return fault
-
-
-def _cuda_in_worker(name: str) -> DataError:
-    return DataError(
-        f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
-        "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
-        "Or load in the run's own process: loader.backend=inline loader.num_workers=0."
-    )
 
 
 def too_late(request: BatchRequest, purpose: str, timeout_s: float) -> DataError:
