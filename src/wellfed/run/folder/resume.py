@@ -40,8 +40,8 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run that wrote the checkpoint."""
-        return run_folder_of(self.checkpoint)
+        """Folder of the run that wrote the checkpoint; the file itself if it lies in none."""
+        return self.checkpoint if self.earlier is None else run_folder_of(self.checkpoint)
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
