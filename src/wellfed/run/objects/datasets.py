@@ -232,16 +232,19 @@ def data_facts(objects: RunObjects, config: RunConfig) -> DataFacts:
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
         derived=data.derived,
-        own_loader=None if own is None else _facts_of(own, config),
+        own_loader=None if own is None else _shared_facts(own, config),
     )
 
 
-def _facts_of(loader: Any, config: RunConfig) -> OwnLoader:
-    """Returns the facts of the user's loader of training, as the run will read it."""
+def _shared_facts(loader: Any, config: RunConfig) -> OwnLoader:
     changes = typed_changes(config)
+    shared_out(remade(loader, changes), 0, config.trainer.world_size)  # raises what can't be shared
+    return facts_of(loader, changes)
+
+
+def facts_of(loader: Any, changes: Mapping[str, Any]) -> OwnLoader:
+    """Returns the facts of the user's loader of training, as the run will read it with some changes."""
     made, dataset = remade(loader, changes), getattr(loader, "dataset", loader)
-    world_size = config.trainer.world_size
-    shared_out(made, 0, world_size)  # raises what can't be shared
     is_torchs, is_read_in_order = isinstance(loader, DataLoader), is_read_by_each(loader)
     kind = "DataLoader" if isinstance(loader, BareStream) else type(loader).__name__
     held = generators.held_by([dataset, getattr(loader, "collate_fn", None)])

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
-from wellfed.data.remade_loader import LOADER_KNOBS, remade
 from wellfed.errors import ConfigError
-from wellfed.plan.run_plan import DataFacts, OwnLoader, RunPlan
+from wellfed.plan.run_plan import DataFacts, RunPlan
 from wellfed.record.entries import OnEvent
+from wellfed.run.objects.datasets import facts_of
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -113,16 +113,9 @@ def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) ->
     for split, given in loaders.given.items():
         with_changes(given, loaders.changes(config, split), split)
     one = loaders.first
-    made = one if one is None else remade(one, changes)
-    own = OwnLoader(
-        name=loaders.name,
-        batch_size=loaders.step_size(),
-        values={knob: getattr(made, name, default) for name, (knob, default) in LOADER_KNOBS.items()},
-        typed=frozenset(LOADER_KNOBS[name][0] for name in changes.keys() & LOADER_KNOBS.keys()),
-        has_own_batches=one is not None and one.batch_size is None,
-        has_length=objects.is_lightning_module or hasattr(one, "__len__"),
-        is_fixed=one is None,
-    )
+    facts = facts_of(one, changes if one is not None else {})
+    has_length = objects.is_lightning_module or facts.has_length
+    own = replace(facts, name=loaders.name, batch_size=loaders.step_size(), has_length=has_length)
     num_train = 0 if loaders.unknown else len(objects.data.train)
     return DataFacts(num_train=num_train, has_fetch=False, derived=objects.data.derived, own_loader=own)
 
