@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import contextlib, io, sys
 import hydra
+from wellfed.config.build import build
 from wellfed.config.compose import compose
 from wellfed.config.entry import main
 from wellfed.errors import ConfigError
@@ -37,7 +38,14 @@ else:
 try:
     compose(["experiment=mine", "workload.model.dimm=3"], extra_dirs=[sys.argv[1]])
 except ConfigError as error:
-    assert len(error.faults) == 2, error  # of the file
+    assert len(error.faults) == 3, error  # two of the file
+with compose(["seed=3"]).without_folder():
+    assert hydra.core.hydra_config.HydraConfig.get().job.name == "train"
+    assert build({"_target_": "fractions.Fraction", "_convert_": "none"}, "workload.model", 1, 3) * 3 == 1
+    try:
+        build({"_target_": "fractions.Fractoin"}, "workload.model")
+    except ConfigError as error:
+        assert "fractions has no Fractoin. Did you mean" in str(error), error
 code, text = shown("--help")
 assert code == 0 and "baseline, conservative" in text and "auto*" in text, text
 code, text = shown("--cfg", "hydra")
