@@ -16,7 +16,6 @@ from wellfed.config.quoting import key_value, quoted
 from wellfed.config.schema import EvaluateConfig, RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.ranks import is_one_of_many
-from wellfed.record import folder_lookup
 
 RESULT = "evaluation.json"
 
@@ -77,6 +76,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
 def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
     """Prints the metrics, writes them to ``evaluation.json`` in the run folder, and returns the exit code."""
+    from wellfed.record import folder_lookup  # --help and --cfg job need none of it
+
     try:
         asked, log_dir = composed.config.checkpoint, Path(composed.config.paths.log_dir)
         checkpoint = folder_lookup.checkpoint(asked, log_dir, flag="paths.log_dir=<folder>")
