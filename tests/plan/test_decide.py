@@ -294,6 +294,7 @@ def test_facts_and_what_is_refused(groups, where, way_out, facts, more):
             "loader.prefetch_factor=4, loader.timeout_s=60 are not used",
             data=brought(0),
         ),
+        case({}, "worker_init_fn is not called", data=brought(0, has_worker_init=True)),
         case({}, "does not reach them", data=brought(typed=frozenset(["persistent_workers"]))),
         case({}, "each of 3 workers may give every sample", data=brought(shares_workers=False)),
         case({"trainer": {"devices": 2}}, "may train on every sample", TWO, data=brought(shares_ranks=False)),

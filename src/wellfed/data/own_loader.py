@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -128,6 +129,7 @@ class OwnLoader:
             )
         self._loader, self._batch_size, self._limit, self._world_size = loader, batch_size, limit_batches, world_size
         self._dataset: Any = getattr(loader, "dataset", loader)
+        self._methods = batches.methods(self._dataset)
         self._epoch = self._next_batch = self._total = 0
         self._is_over = False
         self._start: dict[str, Any] | None = None
@@ -254,12 +256,11 @@ class OwnLoader:
 
     def _size(self, batch: Any) -> int:
         """Returns the samples of a batch; for a layout of its own its weight, else the loader's batch size."""
-        if "weight" in (own := batches.methods(self._dataset)):
-            return int(own["weight"](batch))
-        try:
-            return batches.batch_size(batch)
-        except TypeError:  # the step of a plain model reports it
-            return self._batch_size or 1
+        if "split" not in self._methods:
+            with suppress(TypeError):  # the step reports a layout that it can't cut
+                return batches.batch_size(batch)
+        weight = self._methods.get("weight")
+        return int(weight(batch)) if weight is not None else self._batch_size or 1
 
     def close(self) -> None:
         """Ends the pass and the worker processes; a later ``iter()`` starts new ones."""

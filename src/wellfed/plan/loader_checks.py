@@ -117,6 +117,8 @@ def _own_warnings(config: RunConfig, own: OwnLoader) -> Iterator[str]:
     if num_workers == 0 and unused:
         verb = "is" if len(unused) == 1 else "are"
         yield f"{', '.join(unused)} {verb} not used: {own.name} has no workers. Set loader.num_workers=2."
+    if num_workers == 0 and own.has_worker_init:
+        yield f"{own.name}: its worker_init_fn is not called, since it has no workers. Set loader.num_workers=2."
     if own.values["persistent_workers"] and "persistent_workers" in own.typed:
         yield (
             f"loader.persistent_workers=true: the workers of {own.name} keep their copy of the dataset. What your code "

@@ -285,6 +285,8 @@ class OwnLoader:
     """Whether workers share the samples. False for data read in order that do not ask for the worker's number."""
     shares_ranks: bool = True
     """Whether ranks share the samples. False for data read in order that do not ask for the rank."""
+    has_worker_init: bool = False
+    """Whether the DataLoader calls a function in each of its workers."""
     generators: tuple[str, ...] = ()
     """Types of the generators that the dataset holds."""
 

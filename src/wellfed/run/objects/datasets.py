@@ -259,6 +259,7 @@ def facts_of(loader: Any, changes: Mapping[str, Any]) -> OwnLoader:
         typed=frozenset(LOADER_KNOBS[name][0] for name in changes.keys() & LOADER_KNOBS.keys()),
         shares_workers=not is_read_in_order or _names(dataset, "worker_info"),
         shares_ranks=not is_read_in_order or _names(dataset, "rank", "world_size", "num_replicas", "split_by_node"),
+        has_worker_init=getattr(loader, "worker_init_fn", None) is not None,
         generators=tuple(sorted({f"{type(one).__module__.partition('.')[0]}.{type(one).__name__}" for one in held})),
     )
 
