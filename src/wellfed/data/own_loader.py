@@ -113,6 +113,9 @@ class OwnLoader:
     If each rank reads a loader of its own, the epoch ends for all with the last batch of one of them.
     """
 
+    _has_place = True
+    """Whether a checkpoint may hold a place within an epoch."""
+
     def __init__(
         self, loader: Any, *, batch_size: int | None = None, limit_batches: int | None = None, world_size: int = 1
     ) -> None:
@@ -197,10 +200,7 @@ class OwnLoader:
         """Returns the batches from the present position on, each with the state after it."""
         owner = self._owner_of_state()
         if self._next_batch == 0 or self._start is None:
-            held = [_state_of(each) for each in generators.held_by(self._loader)]
-            stays = getattr(self._loader, "_iterator", None) is not None
-            self._start = {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
-            self._state = None
+            self._start, self._state = self._states() if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
             return _read(iter(self._loader), owner)
         with generators.kept():  # the run restores its own afterwards
@@ -214,6 +214,12 @@ class OwnLoader:
             if owner is None or self._state is None:
                 next(islice(found, self._next_batch, self._next_batch), None)  # drops what was trained on
         return _read(found, owner)
+
+    def _states(self) -> dict[str, Any]:
+        """Returns what the order and the draws of an epoch depend on, before it begins."""
+        held = [_state_of(each) for each in generators.held_by(self._loader)]
+        stays = getattr(self._loader, "_iterator", None) is not None
+        return {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
 
     def _without_new_seed(self) -> Iterator[Any]:
         """Returns the batches of new workers in place of some that had stayed, whose seed an earlier epoch drew."""
@@ -271,6 +277,8 @@ class OwnLoader:
 
 class OwnEvalLoader(OwnLoader):
     """A split in a user's loader, read from its start at each ``iter()``. Every rank reads all of it."""
+
+    _has_place = False
 
     def __len__(self) -> int:
         return UNKNOWN_LENGTH if (steps := self.steps_per_epoch) is None else steps

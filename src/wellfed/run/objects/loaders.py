@@ -45,8 +45,6 @@ def inline_settings(config: RunConfig) -> LoaderSettings:
 
 def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
     """Returns settings to build a few batches: one worker if the plan has processes or a timeout, else none."""
-    if plan.loader.backend == "own":
-        return inline_settings(config)
     asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
     return _one_worker(asked) if is_watched else inline_settings(config)
