@@ -199,18 +199,19 @@ class OwnLoader:
     def _begun(self) -> Iterator[tuple[Any, Any]]:
         """Returns the batches from the present position on, each with the state after it."""
         owner = self._owner_of_state()
-        if self._next_batch == 0 or self._start is None:
+        if self._next_batch == 0:
             self._start, self._state = self._states() if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
             return _read(iter(self._loader), owner)
         with generators.kept():  # the run restores its own afterwards
-            generators.restore(self._start["process"], _HOST)
-            for generator, state in zip(generators.held_by(self._loader), self._start["held"], strict=False):
+            start = self._start or self._states()  # a run that began with the dataset alone has none
+            generators.restore(start["process"], _HOST)
+            for generator, state in zip(generators.held_by(self._loader), start["held"], strict=False):
                 _set_state(generator, state)
             set_epoch(self._loader, self._epoch)
             if owner is not None and self._state is not None:
                 owner.load_state_dict(self._state)
-            found = self._without_new_seed() if self._start["workers_stay"] else iter(self._loader)
+            found = self._without_new_seed() if start["workers_stay"] else iter(self._loader)
             if owner is None or self._state is None:
                 next(islice(found, self._next_batch, self._next_batch), None)  # drops what was trained on
         return _read(found, owner)
@@ -218,7 +219,7 @@ class OwnLoader:
     def _states(self) -> dict[str, Any]:
         """Returns what the order and the draws of an epoch depend on, before it begins."""
         held = [_state_of(each) for each in generators.held_by(self._loader)]
-        stays = getattr(self._loader, "_iterator", None) is not None
+        stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
         return {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
 
     def _without_new_seed(self) -> Iterator[Any]:
