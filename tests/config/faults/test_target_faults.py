@@ -223,3 +223,27 @@ def test_an_optimizer_is_handed_to_each_scheduler(make_config):
     sequence = {"_target_": f"{SCHEDULERS}.SequentialLR", "milestones": [4], "schedulers": [WARMUP, HALVING]}
     assert faults_of(make_config(of_schedule(**sequence))) == []
     assert faults_of(make_config({"callbacks": {"left_out": None}})) == []
+
+
+@pytest.fixture
+def numbered(tmp_path, monkeypatch):
+    text = 'def f(rate: float = 0.1, depth=2, name: str = "1", loose=False): ...\n'
+    (tmp_path / "my_numbers.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_text_where_a_number_is_needed(make_config, numbered):
+    given = {"rate": "1e-3", "depth": "3", "name": "7", "loose": "true"}
+    config = make_config({"workload.data": {"_target_": "my_numbers.f", **given}})
+    faults = check_imported(config)
+    assert [fault.where for fault in faults] == ["workload.data.rate=1e-3", "workload.data.depth=3"]
+    assert "is the text '1e-3': write 1e-3 without quotes" in faults[0].way_out
+
+
+def test_keys_of_hydra_are_no_arguments_and_nodes_that_are_not_built_are_not_checked(make_config, numbered):
+    inner = {"_target_": "no_such_package_at_all.f", "nope": 1}
+    node = {"_target_": "my_numbers.f", "_convert_": "all", "_recursive_": False, "depth": inner}
+    config = make_config({"workload.data": node})
+    assert (check_static(config), check_imported(config)) == ([], [])
+    node["_recursive_"] = True
+    assert [fault.where for fault in check_static(config)] == ["workload.data.depth._target_=no_such_package_at_all.f"]

@@ -16,8 +16,6 @@ from inspect import Parameter, Signature
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 from wellfed import project
 from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.hydra_internals import locate
@@ -170,7 +168,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
 def _takes_a_number(parameter: Parameter | None) -> bool:
     """Returns whether the annotation, or else the default, of a parameter is a number and no text."""
     if parameter is None or parameter.annotation is Parameter.empty:
-        return parameter is not None and isinstance(parameter.default, (int, float))
+        return parameter is not None and type(parameter.default) in (int, float)
     words = set(re.findall(r"\w+", inspect.formatannotation(parameter.annotation)))
     return bool(words & {"int", "float", "bool"}) and words <= {
         *("int", "float", "bool", "None", "NoneType", "Optional", "Union", "Tensor", "typing", "torch")
@@ -178,11 +176,8 @@ def _takes_a_number(parameter: Parameter | None) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Returns whether yaml reads a text as a number or a boolean."""
-    try:
-        return isinstance(yaml.safe_load(text), (int, float)) or bool(re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", text))
-    except yaml.YAMLError:
-        return False
+    """Returns whether a text is a number, or ``true`` or ``false``."""
+    return re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|true|false", text, re.IGNORECASE) is not None
 
 
 def about_text(name: str, value: str) -> str:
