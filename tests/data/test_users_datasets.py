@@ -352,11 +352,13 @@ def test_a_dataset_is_told_the_epoch(plan):
 
 def test_another_number_of_samples_is_refused():
     dataset = Level()
-    made = loader(dataset)
-    list(made)
-    dataset.num_samples = 12
-    with pytest.raises(DataError, match="Level has 12 samples, and had 8 when training began"):
+    for make in (loader, lambda dataset: EvalLoader(dataset, 4, seed=1)):
+        dataset.num_samples = 8
+        made = make(dataset)
         list(made)
+        dataset.num_samples = 12
+        with pytest.raises(DataError, match="Level has 12 samples, and had 8 when the run began"):
+            list(made)
 
 
 # -- faults of workers alone -----------------------------------------------------------------------------------------

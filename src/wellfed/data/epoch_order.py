@@ -59,11 +59,11 @@ class EpochOrder:
         """An epoch and its order."""
 
     def check_length(self, dataset: Any) -> None:
-        """Raises a DataError if the dataset has another number of samples than at the start of training."""
+        """Raises a DataError if the dataset has another number of samples than at the start of the run."""
         if (now := len(dataset)) != self._num_samples:
             raise DataError(
-                f"{type(dataset).__name__} has {now} samples, and had {self._num_samples} when training began. The "
-                "steps of an epoch are planned from that number: keep it, and let __getitem__ choose what a sample is."
+                f"{type(dataset).__name__} has {now} samples, and had {self._num_samples} when the run began. The "
+                "batches of an epoch are planned from that number: keep it, and let __getitem__ choose a sample."
             )
 
     def order(self, epoch: int) -> Tensor:

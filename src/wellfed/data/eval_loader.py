@@ -76,6 +76,7 @@ class EvalLoader:
             yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
 
     def _own(self) -> Iterator[Delivery]:
+        self._order.check_length(self._builder.dataset)
         shares = self._order.shares(0, self._numbers)
         requests = (BatchRequest(0, share.batch, share.indices) for share in shares)
         running, builder = self._source.start(requests, len(self._numbers)), self._builder
