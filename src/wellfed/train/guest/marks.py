@@ -46,8 +46,8 @@ class Watch(PassThroughProfiler):
         self._clock, self._names, self._stop = clock, callbacks, stop
         self._trainer: pl.Trainer | None = None
         self._known: dict[str, AbstractContextManager[Any]] = {}
-        self.is_waiting = False
-        """A batch was asked for, and its step has not begun."""
+        self.is_waiting = self._is_of_step = False
+        """A batch was asked for, and its step has not begun; it is the batch of another step."""
         self.before_fetch: Callable[[pl.Trainer], None] = lambda trainer: None
         """Called between two steps of an epoch, after the validation and the schedulers of the first."""
         self.before_reading: Callable[[pl.Trainer], None] = lambda trainer: None
@@ -58,15 +58,19 @@ class Watch(PassThroughProfiler):
         self._trainer = trainer
 
     def start(self, action_name: str) -> None:
-        if self._trainer is not None and action_name.endswith(_FETCH):
-            self.before_fetch(self._trainer)
+        trainer = self._trainer
+        if trainer is None or not action_name.endswith(_FETCH):
+            return
+        self._is_of_step = not is_within_step(trainer, trainer.fit_loop.batch_idx)
+        if self._is_of_step:  # not another part of its batch
+            self.before_fetch(trainer)
             self.is_waiting = True
             self._clock.ask()
             if self._stop is not None:
                 self._stop.begin_wait()
 
     def stop(self, action_name: str) -> None:
-        if self._trainer is not None and action_name.endswith(_FETCH):
+        if self._trainer is not None and action_name.endswith(_FETCH) and self._is_of_step:
             if self._stop is not None:
                 self._stop.is_stepping = True
             self._clock.got()

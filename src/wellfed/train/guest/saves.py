@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.checkpoint_values import load, readable, save
 from wellfed.train.guest.figures import monitored
-from wellfed.train.guest.marks import Watch, is_within_step
+from wellfed.train.guest.marks import Watch
 from wellfed.train.guest.reading import Place
 from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
 from wellfed.train.loop.checkpoints import BEST_VALUES, Checkpoints, is_disk_error, is_finite, non_finite
@@ -95,8 +95,6 @@ class Saves(Checkpoint):
 
     def between_steps(self, trainer: pl.Trainer) -> None:
         """Saves and stops if due, after a step and its validation."""
-        if is_within_step(trainer, trainer.fit_loop.batch_idx):
-            return
         self._place.before_fetch(trainer)
         is_alone, minutes = trainer.world_size == 1, self.files.options.minutes
         is_asked = self._stop.signum is not None
