@@ -30,6 +30,8 @@ class Data(pl.LightningDataModule):
     def train_dataloader(self): return torch.utils.data.DataLoader(Rows(), 16, shuffle=True)
     def val_dataloader(self): return torch.utils.data.DataLoader(Rows(), 8)
 
+def fed(): return Datasets(Rows(), Rows())
+
 class Hungry(pl.LightningModule):
     """Needs 12 MiB a sample, and from the sixth step on 16, where it trains on a card."""
     def __init__(self, room=16, dropout=0.0):
@@ -185,8 +187,9 @@ def test_a_restart_is_what_would_have_been_typed(user: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_sum_the_parts_of_their_steps(user: Path) -> None:
-    alone, ddp = ("trainer.accelerator=cpu",), ("trainer.accelerator=cpu", "trainer=ddp", "trainer.devices=2")
-    done, whole = trained(user, "whole", *alone)
+    fed = ("trainer.accelerator=cpu", "workload.data._target_=hungry.fed", "workload.effective_batch_size=16")
+    ddp = (*fed, "trainer=ddp", "trainer.devices=2")
+    done, whole = trained(user, "whole", *fed)
     assert done.code == 0, done.text[-3000:]
     done, folder = trained(user, "ranks", *ddp, "memory.accumulate=2")
     assert done.code == 0, done.text[-3000:]

@@ -107,6 +107,10 @@ class Watch(PassThroughProfiler):
             return _Around(end=lambda: self.before_reading(trainer))
         if kind == "[LightningModule" and hook in ("configure_optimizers", "on_fit_start"):
             return _Around(begin=before_first, end=before_first)  # the former may ask for the number of batches
+        if type(users).__module__.startswith(_OURS):
+            return nullcontext()
+        if hook == "lr_scheduler_step" and len(trainer.lr_scheduler_configs) == 1:
+            return _UsersHook(self._clock.wall, "step", trainer.lr_scheduler_configs[0].scheduler, trainer)
         is_timed = kind in ("[LightningModule", "[LightningDataModule") and hook.startswith(_HOOKS)
         if is_timed and not hook.endswith("_batch_transfer") and is_overridden(users, hook):
             return _UsersHook(self._clock.wall, hook, users, trainer)
