@@ -52,7 +52,7 @@ from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
-from wellfed.train.guest.marks import Steps, Watch, is_overridden, latest_of
+from wellfed.train.guest.marks import Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
@@ -314,7 +314,7 @@ class GuestPasses(RunPasses):
         loggers = for_trainer(self._books.loggers, self._logged.logged, self._books.folder)
         checked = CheckedCallbacks(self._config.trainer.strategy.value)
         parts = [] if self._parts is None else [SchedulersOfParts()]
-        callbacks = [*first, checked, *parts, *last]
+        callbacks = [Together([*first, checked, *parts]), *last]
         return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
 
     def _make_trainer(self, callbacks: Sequence[pl.Callback], watch: Watch, limits: Limits, **more: Any) -> pl.Trainer:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -161,6 +162,23 @@ class _UsersHook(AbstractContextManager[None]):
             raise nobody_logs(f"{self._callback}.monitor", monitor, logged) from error
         error.add_note(f"In {self._hook} of the callback {self._callback} ({type(self._owner).__name__}).")
         return False
+
+
+class Together(pl.Callback):
+    """Several callbacks without state as one, which calls each hook on those that override it, in order.
+
+    Lightning calls all six hooks of a step on every callback, and most override one or two.
+    """
+
+    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
+        for name in [name for name in vars(pl.Callback) if name.startswith(_HOOKS)]:
+            if calls := [getattr(one, name) for one in callbacks if is_overridden(one, name)]:
+                setattr(self, name, calls[0] if len(calls) == 1 else partial(_call, calls))
+
+
+def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
+    for call in calls:
+        call(*arguments, **named)
 
 
 def is_overridden(owner: Any, method: str) -> bool:
