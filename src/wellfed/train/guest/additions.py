@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,8 @@ class NonFinite(pl.Callback):
 
     def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
         self._action, self._every, self._on_event = action, every, on_event
-        self._is_finite: Tensor | None = None
+        self._sum: Tensor | float = 0.0
+        """Losses since the last check."""
         self._checked_step = 0
         self._start: StepStart | None = None
 
@@ -65,12 +67,12 @@ class NonFinite(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._start is not None and batch_idx % trainer.accumulate_grad_batches == 0:
-            self._is_finite = None
+            self._sum = 0.0
             self._start.take()
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
-        is_finite = torch.isfinite(loss.detach()).all()
-        self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+        # A sum is finite if all losses are, and costs a fifth of a check of each.
+        self._sum = loss.detach().float() + self._sum
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
         if self._start is None:
@@ -78,7 +80,7 @@ class NonFinite(pl.Callback):
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         if getattr(trainer.precision_plugin, "scaler", None) is None:
             gradients = all_finite(weight.grad for weight in weights if weight.grad is not None)
-            self._is_finite = gradients if self._is_finite is None else self._is_finite & gradients
+            self._sum = self._sum + torch.where(gradients, 0.0, torch.nan)
         if self._is_all_finite(trainer):
             return
         self._start.restore_buffers()
@@ -100,7 +102,7 @@ class NonFinite(pl.Callback):
         if self._action != "raise":
             return
         first, self._checked_step = self._checked_step + 1, trainer.global_step
-        is_finite, self._is_finite = self._is_all_finite(trainer), None
+        is_finite, self._sum = self._is_all_finite(trainer), 0.0
         if not is_finite:
             raise NonFiniteLoss(
                 f"The training loss was not a finite number {between(first, trainer.global_step)}. "
@@ -109,7 +111,7 @@ class NonFinite(pl.Callback):
 
     def _is_all_finite(self, trainer: pl.Trainer) -> bool:
         """Returns whether all losses since the last check are finite on all ranks; waits for the device."""
-        decision = self._is_finite is None or bool(self._is_finite)
+        decision = math.isfinite(self._sum)
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
