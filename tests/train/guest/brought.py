@@ -71,7 +71,7 @@ class Data(pl.LightningDataModule):
         self.calls.append("prepare_data")
 
     def setup(self, stage: str) -> None:
-        self.calls.append(f"setup {stage}")
+        self.calls.append(f"setup {getattr(stage, 'value', stage)}")
         self.rows = Rows(draws=True)
 
     def train_dataloader(self) -> Any:

@@ -1,0 +1,145 @@
+"""Arguments of Lightning's Trainer, stops, saved files and plain models of guests."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.kit.guests import guest, under_lightning
+from tests.train.guest import brought
+from wellfed import LossOutput
+from wellfed.errors import ConfigError, WellfedError
+from wellfed.process import Stopped, StopRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore::UserWarning")
+HERE = "tests.train.guest.brought"
+MODULE, DATA = f"{HERE}.Module", f"{HERE}.Data"
+
+REFUSED = [
+    ("max_epochs=5", "trainer.lightning.max_epochs", "is what trainer.max_epochs sets"),
+    ("devices=2", "trainer.lightning.devices", "is what trainer.devices sets"),
+    ("precision=16", "trainer.lightning.precision", "is what gpu.precision sets"),
+    ("inference_mod=false", "trainer.lightning.inference_mod", "Set trainer.lightning.inference_mode."),
+    ("strategy=ddp_spawn", "trainer.lightning.strategy", "contradicts trainer.strategy=auto"),
+]
+
+
+@pytest.mark.parametrize(("typed", "where", "told"), REFUSED)
+def test_an_argument_that_contradicts_a_knob_is_refused_with_both(
+    tmp_path: Path, typed: str, where: str, told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        guest(tmp_path, MODULE, DATA, f"trainer.lightning.{typed}")
+    (fault,) = caught.value.faults
+    assert fault.where == where
+    assert told in str(fault)
+
+
+def test_two_limits_of_validation_are_refused_with_both(tmp_path: Path) -> None:
+    typed = ("trainer.validate_every_steps=2", "trainer.lightning.val_check_interval=0.5")
+    with pytest.raises(ConfigError, match=r"val_check_interval=0.5 and trainer.validate_every_steps=2 set the same"):
+        guest(tmp_path, MODULE, DATA, *typed)
+
+
+def test_a_callback_ends_the_training_as_under_lightning(tmp_path: Path) -> None:
+    own, trainer = under_lightning(
+        tmp_path, brought.Module, brought.Data, max_epochs=3, callbacks=[brought.StopsItself()]
+    )
+    ran = guest(tmp_path / "run", MODULE, DATA, "trainer.max_epochs=3", f"+callbacks.own._target_={HERE}.StopsItself")
+    ran.fit()
+    assert (ran.books.record.steps, ran.books.record.ended_by) == (trainer.global_step, "trainer.should_stop")
+    assert ran.module.seen == own.seen
+
+
+def test_two_runs_in_one_process_are_alike(tmp_path: Path) -> None:
+    ends = [guest(tmp_path / name, MODULE, DATA, "trainer.max_epochs=2").fit() for name in ("one", "two")]
+    assert ends[0].module.seen == ends[1].module.seen
+    assert all(torch.equal(value, ends[1].weights[name]) for name, value in ends[0].weights.items())
+
+
+def test_hooks_of_the_data_are_called_as_lightning_calls_them(tmp_path: Path) -> None:
+    ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=1").fit()
+    data = ran.planner.parts.data_module
+    assert data.calls == ["prepare_data", "setup fit"]
+    assert data.trainer.datamodule is data
+    ran.passes.test()
+    assert data.calls[2:] == ["prepare_data", "setup test"]
+    assert {"train/loss", "val/loss", "test/loss"} <= ran.passes.figures.latest.keys()
+
+
+@pytest.mark.parametrize("typed", ["loader.pin_memory=false", "workload.effective_batch_size=8"])
+def test_what_was_typed_alone_changes_a_loader(tmp_path: Path, typed: str) -> None:
+    ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=1")
+    own = next(iter(ran.planner.parts.guest.given.values()))  # type: ignore[union-attr]
+    assert ran.passes._changed("train", own) is own
+    size = int(typed.rpartition("=")[2]) if "size" in typed else None
+    ran = guest(tmp_path / "typed", MODULE, DATA, "trainer.max_epochs=1", effective_batch_size=size).fit()
+    assert len(ran.module.seen[0]) == (size or 4)
+
+
+class StopsInStep(brought.Module):
+    """Gets a signal in its fourth step, as from a scheduler."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_signal_ends_the_training_after_its_step_which_is_saved(tmp_path: Path) -> None:
+    ran = guest(tmp_path, f"{__name__}.StopsInStep", DATA, "trainer.max_epochs=2")
+    with StopRequest().listening() as stop, pytest.raises(Stopped):
+        ran.fit(stop=stop)
+    content = ran.content()
+    assert (content["global_step"], content["position"]["batch"]) == (4, 4)
+
+
+class NoNumber(brought.Module):
+    def loss(self, batch: Any) -> Tensor:
+        found = super().loss(batch)
+        return found * float("nan") if self.training and self.global_step == 7 else found
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    ran = guest(tmp_path, f"{__name__}.NoNumber", DATA, "trainer.max_epochs=2", "trainer.checkpoint_every_steps=1")
+    with pytest.raises(WellfedError, match="trainer.on_nan=skip"):
+        ran.fit()
+    assert ran.content()["global_step"] == 7
+    assert all(value.isfinite().all() for value in ran.content()["state_dict"].values())
+
+
+class Line(nn.Module):
+    """A plain model; a callback of Lightning comes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(brought.WIDTH, 1)
+
+    def loss(self, batch: Any) -> LossOutput:
+        found = self.net(batch[1]).square().mean()
+        return LossOutput(found, {"twice": 2 * found.detach()})
+
+
+@pytest.mark.parametrize("data", [f"{HERE}.datasets", DATA])
+def test_a_plain_model_with_a_callback_of_lightnings_is_a_guest(tmp_path: Path, data: str) -> None:
+    more = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01}, "effective_batch_size": 4}
+    own = f"+callbacks.own._target_={HERE}.StopsItself"
+    ran = guest(tmp_path, f"{__name__}.Line", data, "trainer.max_epochs=2", own, **more).fit()
+    ran.passes.test()
+    assert ran.books.record.steps == 3
+    assert (
+        "callback of Lightning" in ran.planner.parts.why_guest or "LightningDataModule" in ran.planner.parts.why_guest
+    )
+    latest = ran.passes.figures.latest
+    assert latest["val/twice"] == pytest.approx(2 * latest["val/loss"])
+    assert latest["test/twice"] == pytest.approx(2 * latest["test/loss"])
+    assert {"model.net.weight", "model.net.bias"} == ran.content()["state_dict"].keys()
+
+
+def test_arguments_of_lightning_are_none_of_a_plain_model(tmp_path: Path) -> None:
+    more = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01}, "effective_batch_size": 4}
+    with pytest.raises(ConfigError, match="Line is trained by the engine's own loop"):
+        guest(tmp_path, f"{__name__}.Line", f"{HERE}.datasets", "trainer.lightning.inference_mode=true", **more)
