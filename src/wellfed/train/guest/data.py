@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from wellfed import generators
 from wellfed.config.schema import RunConfig
+from wellfed.data import own_loader
 from wellfed.data.remade_loader import remade, typed_changes
 from wellfed.errors import ConfigError
 from wellfed.ranks import own_local_rank, own_rank
@@ -66,9 +67,7 @@ class GuestLoaders:
 
     def step_size(self) -> int | None:
         """Returns the samples of a batch of training; None = unknown before it is read."""
-        loader = self.first
-        size = None if loader is None else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        return size if isinstance(size, int) else None
+        return own_loader.step_size(self.first)
 
     @property
     def name(self) -> str:
