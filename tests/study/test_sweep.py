@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,8 @@ def test_the_folder_of_a_search_is_refused(tmp_path: Path, monkeypatch: pytest.M
     file = made.sweep_file({"loader": tuple(RATES)})
     screen = StudyScreen(file.ranked_by, file.axis_names)
     asked = StudyRequest("quick", tmp_path, {"loader": Choices(tuple(RATES))}, ())
-    study = SweepStudy(tmp_path, screen, ANY, RunConfig(), asked, None)
+    multirun: Any = SimpleNamespace(flags=())
+    study = SweepStudy(tmp_path, screen, multirun, RunConfig(), asked, None)
     with pytest.raises(ConfigError, match=r"holds a search; this is a sweep.*hydra\.sweep\.dir="):
         study.go()
     assert not (tmp_path / "sweep.json").exists()

@@ -118,5 +118,5 @@ def as_written(dotted: str) -> str:
         return ""
     group, _, name = dotted.rpartition(".")
     owner = OmegaConf.select(HydraConfig.get()._get_parent(), group)  # type: ignore[attr-defined]
-    node = owner._get_node(name) if isinstance(owner, DictConfig) else None
+    node = owner._get_node(name, validate_access=False) if isinstance(owner, DictConfig) else None
     return "" if node is None else str(node._value())

@@ -41,6 +41,7 @@ class Composing:
     """Composes every point but those with one of the ``bad`` overrides."""
 
     bad: Sequence[str] = ()
+    flags: Sequence[str] = ()
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Any:
         if {*self.bad} & {*overrides}:
