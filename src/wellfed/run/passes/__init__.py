@@ -1,5 +1,5 @@
-"""Runs the passes over the data of a run: training, validation, test and ceiling, each with a Trainer and callbacks.
+"""Runs the passes over the data of a run: training, validation, test and ceiling.
 
-Start from `passes.Passes`. `learner.Learner` is what a Trainer trains, in two forms: `model_learner` for a plain model,
-`module_learner` for the user's LightningModule. `ceiling_pass` measures the rate without loading.
+Start from `choice.make_passes`. `plain_passes` trains by the engine's loop, `guest_passes` under Lightning's Trainer;
+both extend `base.RunPasses`. `ceiling` measures the rate without loading.
 """
