@@ -207,7 +207,7 @@ class OwnLoader:
             start = self._start or self._states()  # a run that began with the dataset alone has none
             generators.restore(start["process"], _HOST)
             for generator, state in zip(generators.held_by(self._loader), start["held"], strict=False):
-                _set_state(generator, state)
+                set_state(generator, state)
             set_epoch(self._loader, self._epoch)
             if owner is not None and self._state is not None:
                 owner.load_state_dict(self._state)
@@ -218,7 +218,7 @@ class OwnLoader:
 
     def _states(self) -> dict[str, Any]:
         """Returns what the order and the draws of an epoch depend on, before it begins."""
-        held = [_state_of(each) for each in generators.held_by(self._loader)]
+        held = [state_of(each) for each in generators.held_by(self._loader)]
         stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
         return {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
 
@@ -337,13 +337,15 @@ def set_epoch(loader: Any, epoch: int) -> None:
             call(epoch)
 
 
-def _state_of(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """Returns the state of a generator of Python, numpy or torch, for `set_state`."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
 
 
-def _set_state(generator: Any, state: Any) -> None:
+def set_state(generator: Any, state: Any) -> None:
+    """Restores the result of `state_of`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, np.random.Generator):

@@ -50,7 +50,7 @@ from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
 from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
-from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, with_changes
+from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
@@ -183,7 +183,7 @@ class GuestPasses(RunPasses):
             return of_rank if parts is None else of_rank * parts.weights.popleft()
 
         weighed = weighing(trainer.strategy.training_step, weight)
-        return alone.replaced(trainer.strategy, {"training_step": weighed})
+        return replaced(trainer.strategy, {"training_step": weighed})
 
     # -- training -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ callbacks and schedulers of the module are not called, since there is no epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
 from types import MethodType
 from typing import Any
@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
+from wellfed.train.guest.data import replaced
 from wellfed.train.guest.marks import is_overridden, samples_of
 from wellfed.train.loop.ceiling import CEILING_BATCHES
 
@@ -175,17 +176,3 @@ class WithDataModule(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         trainer.datamodule, self._data_module.trainer = None, self._before
-
-
-@contextmanager
-def replaced(owner: Any, instead: dict[str, Any]) -> Iterator[None]:
-    """Replaces methods of an object within the context."""
-    own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
-    vars(owner).update(instead)
-    try:
-        yield
-    finally:
-        for name in instead:
-            with suppress(KeyError):  # it may have been removed already
-                del vars(owner)[name]
-        vars(owner).update(own)

@@ -173,15 +173,23 @@ def changed(loaders: GuestLoaders, change: Callable[[str, Any], Any]) -> Iterato
 
         return loader
 
-    instead = {LOADERS[split]: changing(split) for split in LOADERS if is_overridden(owner, LOADERS[split])}
-    before = {name: vars(owner)[name] for name in instead if name in vars(owner)}
+    with replaced(
+        owner, {LOADERS[split]: changing(split) for split in LOADERS if is_overridden(owner, LOADERS[split])}
+    ):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
+    """Replaces methods of an object within the context."""
+    own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
     vars(owner).update(instead)
     try:
         yield
     finally:
         for name in instead:
-            vars(owner).pop(name, None)
-        vars(owner).update(before)
+            vars(owner).pop(name, None)  # it may have been removed already
+        vars(owner).update(own)
 
 
 def with_changes(loaders: Any, changes: Mapping[str, Any], split: str) -> Any:

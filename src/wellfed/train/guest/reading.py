@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 
 from wellfed import generators
 from wellfed.contract import Batch
+from wellfed.data.own_loader import set_state, state_of
 from wellfed.ranks import share_of
 from wellfed.train.guest.marks import is_within_step, samples_of
 
@@ -173,7 +172,7 @@ class Place(pl.Callback):
     def _states(self, trainer: pl.Trainer) -> dict[str, Any]:
         found: dict[str, Any] = {"rng": generators.state(trainer.strategy.root_device)}
         if trainer.train_dataloader is not None:
-            found["held"] = states_of(trainer.train_dataloader)
+            found["held"] = _held(trainer.train_dataloader)
         return found
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -214,7 +213,7 @@ class Place(pl.Callback):
         elif self.batch:
             position |= {"began": self._began, "first": self._first}
         elif trainer.train_dataloader is not None:
-            position["held"] = states_of(trainer.train_dataloader)
+            position["held"] = _held(trainer.train_dataloader)
         checkpoint["position"] = position
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
@@ -282,44 +281,12 @@ class Place(pl.Callback):
 
 def _restore(loaders: Any, states: Mapping[str, Any]) -> None:
     """Restores the generators that loaders hold, then those of the process."""
-    if (held := states.get("held")) is not None:
-        restore_held(loaders, held)
+    for generator, state in zip(generators.held_by(loaders), states.get("held") or (), strict=False):
+        set_state(generator, state)
     if "rng" in states:
         generators.restore(states["rng"])
 
 
-def states_of(loaders: Any) -> list[Any]:
+def _held(loaders: Any) -> list[Any]:
     """Returns the states of the generators that loaders hold: in samplers, data sets and attributes of these."""
-    return [_state(one) for one in generators.held_by(loaders)]
-
-
-def restore_held(loaders: Any, states: list[Any]) -> None:
-    """Restores the result of `states_of`, unless the loaders hold others now."""
-    held = generators.held_by(loaders)
-    if len(held) != len(states):
-        _LOG.warning("The loaders hold %d generators, and %d as the checkpoint was written.", len(held), len(states))
-        return
-    for generator, state in zip(held, states, strict=True):
-        if isinstance(generator, random.Random):
-            version, numbers, gauss = state
-            generator.setstate((version, tuple(numbers), gauss))
-        elif isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = state
-        elif isinstance(generator, torch.Generator):
-            generator.set_state(state)
-        else:
-            name, keys, *rest = state
-            generator.set_state((name, keys.numpy().astype(np.uint32), *rest))
-
-
-def _state(generator: Any) -> Any:
-    """Returns the state of a generator, as values that a weights-only load accepts."""
-    if isinstance(generator, random.Random):
-        version, numbers, gauss = generator.getstate()
-        return [version, list(numbers), gauss]
-    if isinstance(generator, np.random.Generator):
-        return copy.deepcopy(generator.bit_generator.state)
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    name, keys, *rest = generator.get_state(legacy=True)
-    return [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest]
+    return [state_of(one) for one in generators.held_by(loaders)]
