@@ -45,7 +45,9 @@ COMMON = (
     *("loader.backend=inline", "telemetry=none", "logger=wandb", "logger.mode=offline"),
 )
 WATCHED = ("+callbacks.watch._target_=planted.Watch",)
-"""A callback that knows the step. Without a callback, a model is trained in another loop."""
+"""A callback that knows the step."""
+GUEST = ("+callbacks.watch._target_=planted.GuestWatch",)
+"""The same of Lightning's, which trains the model."""
 WORKERS = ("loader.backend=processes", "loader.num_workers=2")
 STREAM = ("workload.data._target_=killed.stream", *WORKERS)
 FEATURES = "workload.data._target_=killed.encoded"
@@ -85,14 +87,15 @@ KINDS = {
     "features cached": Kind((*WATCHED, FEATURES, "memory.features=cache")),
     "features computed": Kind((*WATCHED, FEATURES, "memory.features=dynamic")),
     "a stream": Kind((*WATCHED, *STREAM)),
-    "a LightningModule": Kind((*WATCHED, *MODULE)),
+    "a LightningModule": Kind((*GUEST, *MODULE)),
+    "a callback of Lightning's": Kind(GUEST),
     "two ranks": Kind((*WATCHED, *TWO_RANKS)),
     "two ranks, micro-batches": Kind((*WATCHED, *TWO_RANKS, "memory.micro_batch=2")),
     "two ranks, a stream": Kind((*WATCHED, *TWO_RANKS, *STREAM)),
     "four ranks": Kind((*WATCHED, *TWO_RANKS, "trainer.num_nodes=2", "trainer.accelerator=cpu"), nodes=2),
     "a card, 16-mixed": Kind((*WATCHED, "gpu.precision=16-mixed", "+workload.model.scale=64"), cards=1),
     "a card, out of memory": Kind((*WATCHED, *ON_CARDS, LARGE), cards=1),
-    "a card, out of memory, a LightningModule": Kind((*WATCHED, *MODULE, *ON_CARDS, LARGE), cards=1),
+    "a card, out of memory, a LightningModule": Kind((*GUEST, *MODULE, *ON_CARDS, LARGE), cards=1),
     "two cards, out of memory": Kind((*WATCHED, *TWO_RANKS, *ON_CARDS, LARGER), cards=2),
 }
 MOST_KILLS = 4

@@ -12,6 +12,8 @@ import resource
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.contract import Datasets, LossOutput
+from wellfed.train.loop.callbacks import Callback
 
 SAMPLES, BATCH = 64, 8
 _SEEN: Counter[str] = Counter()
@@ -110,6 +113,8 @@ class Points:
         return len(self.inputs)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.split == "test" and Watch.is_over and index == 0:
+            planted("test")
         action = planted(f"{self.split}_sample", index)
         x, label = self.inputs[index], int(self.inputs[index].argmax()) % 3
         if action == "nan":
@@ -141,10 +146,46 @@ class Classifier(nn.Module):
         return LossOutput(loss.mean() * float(action) if action in ("nan", "inf") else loss.mean())
 
 
-class Watch(pl.Callback):
-    """Calls `planted` around steps, epochs and checkpoints."""
+class Watch(Callback):
+    """Calls `planted` around steps, epochs and checkpoints of a plain model."""
 
     step = 0
+    """Number of the step that is made; 0 outside of a training."""
+    is_over = False
+
+    def __init__(self) -> None:
+        self._epochs, self._has_stepped = 0, False
+
+    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
+        Watch.step, Watch.is_over = 1, False
+        planted("fit")
+
+    def load_from(self, checkpoint: Any) -> None:
+        Watch.step, self._epochs = checkpoint["global_step"] + 1, checkpoint["epoch"]
+
+    def stepped(self, step: int) -> None:
+        Watch.step, self._has_stepped = step + 1, True
+        planted("step", step)
+
+    def epoch_ended(self, metrics: Any) -> None:
+        self._epochs += 1
+        planted("epoch", self._epochs)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        planted("validation")
+        yield
+
+    def end(self) -> None:
+        Watch.step, Watch.is_over = 0, True
+
+    def save_to(self, checkpoint: dict[str, Any]) -> None:
+        if self._has_stepped:  # not before training, when the state is checked
+            planted("save")
+
+
+class GuestWatch(pl.Callback):
+    """Calls `planted` around steps, epochs and checkpoints of a LightningModule."""
 
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
         planted("fit")

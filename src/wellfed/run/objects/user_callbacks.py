@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from wellfed.config.build import build
@@ -76,12 +78,27 @@ def own_nodes(named: Mapping[str, Any]) -> dict[str, Any] | None:
     found = {}
     for name, node in named.items():
         package, _, kind = str(node.get(TARGET)).rpartition(".")
+        if _is_callback_of_ours(package, kind):
+            found[name] = node
+            continue
         own = _OURS.get(kind) if package.startswith(_LIGHTNINGS) else None
         arguments = {key for key in node if key != TARGET}
         if own is None or not arguments <= inspect.signature(getattr(ours, own)).parameters.keys():
             return None
         found[name] = {**node, TARGET: f"{ours.__name__}.{own}"}
     return found
+
+
+def _is_callback_of_ours(package: str, kind: str) -> bool:
+    """Returns whether a class is one of our callbacks for plain models. Does not import Lightning."""
+    from wellfed.train.loop.callbacks import Callback
+
+    if package.startswith(_LIGHTNINGS):
+        return False
+    found: Any = None
+    with suppress(Exception):  # building it reports what is wrong
+        found = getattr(import_module(package), kind, None)
+    return isinstance(found, type) and issubclass(found, Callback)
 
 
 def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:
