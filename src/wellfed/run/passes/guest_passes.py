@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.trainer.connectors import checkpoint_connector
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.errors import (
-    ConfigError,
-    OutOfMemoryExhausted,
-    RestartNeeded,
-    WellfedError,
-    is_the_users,
-    type_and_line,
-)
+from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.readiness import StepSummary, summarise
@@ -48,7 +36,7 @@ from wellfed.run.passes.plain_passes import IsMeasured
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
-from wellfed.train.guest.arguments import Settled, ended_by, make_trainer
+from wellfed.train.guest.arguments import Settled, ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
@@ -57,6 +45,7 @@ from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOf
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
 from wellfed.train.loop.bar import Bar
+from wellfed.train.loop.place import PlaceOptions
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.pruning import Pruner, Pruning
 from wellfed.train.loop.sync_search import SyncSearch
@@ -148,7 +137,7 @@ class GuestPasses(RunPasses):
         return with_changes(loaders, self._loaders.changes(self._config, split), split)
 
     @contextmanager
-    def _reading(self, trainer: pl.Trainer, place: Place | None) -> Iterator[dict[str, Any]]:
+    def _reading(self, trainer: Any, place: Place | None) -> Iterator[dict[str, Any]]:
         """Yields the arguments of ``Trainer.fit`` that name the loaders."""
 
         places = [place]  # for the loaders of the first epoch
@@ -171,7 +160,7 @@ class GuestPasses(RunPasses):
                 val = self._split("val")
             yield arguments_of(self._loaders, [train, val], ["train_dataloaders", "val_dataloaders"])
 
-    def _weighing(self, trainer: pl.Trainer) -> AbstractContextManager[None]:
+    def _weighing(self, trainer: Any) -> AbstractContextManager[None]:
         """Returns a context in which losses count by their samples: those of parts, and of the engine's ranks."""
         parts, ranks = self._parts, 1 if self._loader is None else self._num_ranks
         if parts is None and ranks == 1:
@@ -287,7 +276,7 @@ class GuestPasses(RunPasses):
             **more,
         )
 
-    def _watchers(self, console: Console, clock: StepClock, until_end: ExitStack) -> pl.Callback:
+    def _watchers(self, console: Console, clock: StepClock, until_end: ExitStack) -> Any:
         record, journal, steps = self._books.record, self._books.journal, self._config.trainer.profile_steps
         live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
         bar = Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
@@ -302,35 +291,40 @@ class GuestPasses(RunPasses):
                 until_end.enter_context(closing(one))
         return Watchers(bar, trace, search, self._check_metrics)
 
-    def _check_metrics(self, trainer: pl.Trainer) -> None:
+    def _check_metrics(self, trainer: Any) -> None:
         """Warns of metrics that the sanity check has not logged."""
         found = (name_in_metrics(name, "val") for name in trainer.callback_metrics)
         names = {name[4:]: 0.0 for name in found if name.startswith("val/")}
         check_metrics(self._config, self._objects, "val", names)
 
-    def _trainer(
-        self, first: Sequence[pl.Callback], last: Sequence[pl.Callback], watch: Watch, limits: Limits, **more: Any
-    ) -> pl.Trainer:
+    def _trainer(self, first: Sequence[Any], last: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
         loggers = for_trainer(self._books.loggers, self._logged.logged, self._books.folder)
         checked = CheckedCallbacks(self._config.trainer.strategy.value)
         parts = [] if self._parts is None else [SchedulersOfParts()]
         callbacks = [Together([*first, checked, *parts]), *last]
         return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
 
-    def _make_trainer(self, callbacks: Sequence[pl.Callback], watch: Watch, limits: Limits, **more: Any) -> pl.Trainer:
-        return make_trainer(self._config, self._plan, limits, callbacks, self._books.folder, profiler=watch, **more)
+    def _make_trainer(self, callbacks: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
+        where = PlaceOptions(
+            accelerator=self._plan.trainer.accelerator,
+            devices=self._plan.trainer.devices,
+            num_nodes=self._plan.trainer.num_nodes,
+            strategy=self._plan.trainer.strategy,
+            precision=self._plan.device.precision,
+            deterministic=self._config.trainer.deterministic,
+        )
+        parts, folder = self._plan.memory.accumulate, self._books.folder
+        return make_trainer(self._config, where, limits, callbacks, folder, parts=parts, profiler=watch, **more)
 
-    def _fit(self, trainer: pl.Trainer, steps: Steps, checkpoint: Path | None, place: Place | None) -> None:
+    def _fit(self, trainer: Any, steps: Steps, checkpoint: Path | None, place: Place | None) -> None:
         """Trains. A step that runs out of memory is not repeated: the module's code may have changed its state."""
         failure: MemoryFailure | None = None
         try:
-            with self._reading(trainer, place) as arguments, _restored_from(checkpoint):
+            with self._reading(trainer, place) as arguments, explained(checkpoint):
                 weights_only = None if checkpoint is None else True
                 trainer.fit(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only)
                 self._read_from = trainer.train_dataloader
             return
-        except MisconfigurationException as error:
-            raise WellfedError(str(error)) from error
         except Exception as error:
             failure = classify(error) if steps.is_in_step else None
             if failure is None or not self._may_restart:
@@ -346,7 +340,7 @@ class GuestPasses(RunPasses):
         """Whether training may restart. With several ranks the others would wait in the step for the failed one."""
         return self._may_adapt and self._config.memory.on_oom is OnOom.retry and self._num_ranks == 1
 
-    def _with_less(self, failure: MemoryFailure, steps: Steps, trainer: pl.Trainer) -> OutOfMemoryExhausted:
+    def _with_less(self, failure: MemoryFailure, steps: Steps, trainer: Any) -> OutOfMemoryExhausted:
         """Returns the error that ends this training, with changes for a restart that needs less memory."""
         plan, step = self._plan, trainer.global_step + 1
         self._books.journal.event("oom", step=step, message=failure.message)
@@ -372,7 +366,7 @@ class GuestPasses(RunPasses):
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
-    def _validate_last_step(self, trainer: pl.Trainer) -> None:
+    def _validate_last_step(self, trainer: Any) -> None:
         """Validates unless the run has ended with a validation."""
         figures, step = self.figures, trainer.global_step
         if figures.step == 0:  # nothing was left to train
@@ -392,7 +386,7 @@ class GuestPasses(RunPasses):
         if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
         run = trainer.validate if split == "val" else trainer.test
-        with changed(self._loaders, self._changed), _restored_from(checkpoint):
+        with changed(self._loaders, self._changed), explained(checkpoint):
             arguments = arguments_of(self._loaders, [self._split(split)], ["dataloaders"])
             weights_only = None if checkpoint is None else True
             run(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
@@ -417,13 +411,12 @@ class GuestPasses(RunPasses):
 
     def _run_ceiling(self, deliveries: Sequence[Delivery], num_steps: int) -> StepSummary | None:
         rows: list[StepRow] = []
-        module, owner = self.module, self._loaders.owner
-        data_module = owner if isinstance(owner, pl.LightningDataModule) else None
+        module, data_module = self.module, self._loaders.data_module
         clock, is_set_up = clock_of(is_on_gpu=self._is_on_gpu), module._trainer is not None
         watch = Watch(clock, {})
         callbacks = [] if data_module is None else [alone.WithDataModule(data_module)]
         callbacks.append(Steps(clock, rows.extend, Progress(), watch))
-        trainer = self._make_trainer(callbacks, watch, Limits(max_epochs=1), logger=DummyLogger(), validates=False)
+        trainer = self._make_trainer(callbacks, watch, Limits(max_epochs=1), validates=False)
         num_steps = alone.least_of_ranks(num_steps if deliveries else 0, trainer)
         if num_steps == 0:
             return None
@@ -435,20 +428,3 @@ class GuestPasses(RunPasses):
             with alone.steps_alone(module, data_module, is_set_up=is_set_up), self._weighing(trainer):
                 trainer.fit(module, repeated)
         return summarise(rows)
-
-
-@contextmanager
-def _restored_from(checkpoint: Path | None) -> Iterator[None]:
-    """Raises a ConfigError instead of an error of restoring a checkpoint. Errors of the user's code pass."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        called = {
-            (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
-        }
-        restores = any(file == checkpoint_connector.__file__ and "restore" in name for file, name in called)
-        if checkpoint is None or not restores or any(is_the_users(file) for file, _ in called):
-            raise
-        problem = f"its state can't be restored ({type_and_line(error)})."
-        way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
-        raise ConfigError.of(str(checkpoint), problem, way_out) from error

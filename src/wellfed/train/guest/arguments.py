@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -15,15 +17,18 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import registry
 from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.connectors import checkpoint_connector
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed.config.build import build
 from wellfed.config.faults.explain_refusal import nearest
 from wellfed.config.schema import RunConfig, TrainerConfig
-from wellfed.errors import ConfigError, Fault
-from wellfed.plan.run_plan import RunPlan
+from wellfed.errors import ConfigError, Fault, WellfedError, is_the_users, type_and_line
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
+from wellfed.train.loop.place import PlaceOptions
 from wellfed.train.loop.training import Limits
 
 WHERE = "trainer.lightning"
@@ -108,11 +113,12 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
 
 def make_trainer(
     config: RunConfig,
-    plan: RunPlan,
+    where: PlaceOptions,
     limits: Limits,
     callbacks: Sequence[pl.Callback],
     folder: Path,
     *,
+    parts: int,
     profiler: Any,
     validates: bool = True,
     **more: Any,
@@ -120,6 +126,7 @@ def make_trainer(
     """Returns a Trainer that trains and evaluates as planned.
 
     Args:
+        parts: parts of each batch.
         profiler: `marks.Watch`, which is attached to the Trainer.
         validates: False: no validation is made, as in a training that is only timed.
         more: other arguments of the Trainer.
@@ -128,20 +135,20 @@ def make_trainer(
         ConfigError: an argument of ``trainer.lightning`` can't be built, or Lightning refuses it.
     """
     quiet_lightning()
-    asked, parts = config.trainer, plan.memory.accumulate
+    asked = config.trainer
     limit = asked.limit_batches
     named: dict[str, Any] = {
-        "accelerator": plan.trainer.accelerator,
-        "devices": plan.trainer.devices,
-        "num_nodes": plan.trainer.num_nodes,
-        "strategy": _strategy(plan.trainer.strategy, plan.trainer.world_size),
-        "precision": plan.device.precision,
+        "accelerator": where.accelerator,
+        "devices": where.devices,
+        "num_nodes": where.num_nodes,
+        "strategy": _strategy(where.strategy, where.world_size),
+        "precision": where.precision,
         "max_epochs": -1 if limits.max_epochs is None else limits.max_epochs,
         "max_steps": -1 if limits.max_steps is None else limits.max_steps,
         "max_time": None if limits.max_time_s is None else timedelta(seconds=limits.max_time_s),
         "gradient_clip_val": asked.gradient_clip,
         "accumulate_grad_batches": parts,
-        "deterministic": asked.deterministic or None,
+        "deterministic": where.deterministic or None,
         "log_every_n_steps": asked.log_every_steps,
         "num_sanity_val_steps": asked.sanity_batches,
         "limit_train_batches": limit,
@@ -153,6 +160,7 @@ def make_trainer(
         "inference_mode": False,  # as in the validations of a training: a test may need gradients, too
         "default_root_dir": str(folder),
         "profiler": profiler,
+        "logger": DummyLogger(),
         "callbacks": list(callbacks),
         **more,
     }
@@ -223,3 +231,27 @@ class Settled(pl.Callback):
         device = trainer.strategy.root_device
         if device.type == "cuda" and trainer.world_size > 1:
             torch.cuda.synchronize(device)
+
+
+@contextmanager
+def explained(checkpoint: Path | None) -> Iterator[None]:
+    """Explains what Lightning refuses, and errors of restoring a checkpoint. Errors of the user's code pass.
+
+    Raises:
+        WellfedError: Lightning refuses how it is used.
+        ConfigError: the checkpoint can't be restored.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise WellfedError(str(error)) from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        called = {
+            (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
+        }
+        restores = any(file == checkpoint_connector.__file__ and "restore" in name for file, name in called)
+        if checkpoint is None or not restores or any(is_the_users(file) for file, _ in called):
+            raise
+        problem = f"its state can't be restored ({type_and_line(error)})."
+        way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
+        raise ConfigError.of(str(checkpoint), problem, way_out) from error

@@ -56,6 +56,11 @@ class GuestLoaders:
     """Why the loaders of the owner are unknown before training; empty if they are known."""
 
     @property
+    def data_module(self) -> pl.LightningDataModule | None:
+        """The LightningDataModule that gives them, if any."""
+        return self.owner if isinstance(self.owner, pl.LightningDataModule) else None
+
+    @property
     def first(self) -> DataLoader[Any] | None:
         """The DataLoader of training; None if there are several, or another iterable."""
         found = _flat(self.given.get("train"))
@@ -151,8 +156,8 @@ def arguments_of(loaders: GuestLoaders, given: Sequence[Any], names: Sequence[st
         given: loaders that an owner does not give.
         names: names of their arguments.
     """
-    if isinstance(loaders.owner, pl.LightningDataModule):
-        return {"datamodule": loaders.owner}
+    if loaders.data_module is not None:
+        return {"datamodule": loaders.data_module}
     return {} if loaders.owner is not None else dict(zip(names, given, strict=True))
 
 
