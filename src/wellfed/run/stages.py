@@ -31,8 +31,6 @@ from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
-from wellfed.run.passes.guest_passes import GuestPasses
-from wellfed.run.passes.plain_passes import PlainPasses
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.following import SharedRun
@@ -41,6 +39,8 @@ from wellfed.train.memory import oom
 from wellfed.units import for_stream, show_text
 
 if TYPE_CHECKING:
+    from wellfed.run.passes.guest_passes import GuestPasses
+    from wellfed.run.passes.plain_passes import PlainPasses
     from wellfed.run.train import Start
 
 _LOG = logging.getLogger(__name__)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wellfed.config.schema import RunConfig
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.passes.guest_passes import GuestPasses
-from wellfed.run.passes.plain_passes import PlainPasses
+
+if TYPE_CHECKING:
+    from wellfed.run.passes.guest_passes import GuestPasses
+    from wellfed.run.passes.plain_passes import PlainPasses
 
 
 def make_passes(
     config: RunConfig, objects: RunObjects, plan: RunPlan, books: Bookkeeper, **more: Any
 ) -> GuestPasses | PlainPasses:
-    """Returns the passes of a run; ``more`` as for `PlainPasses`."""
-    kind = PlainPasses if objects.guest is None else GuestPasses
-    return kind(config, objects, plan, books, **more)
+    """Returns the passes of a run; ``more`` as for `PlainPasses`. Imports Lightning's Trainer for guests alone."""
+    if objects.guest is None:
+        from wellfed.run.passes.plain_passes import PlainPasses
+
+        return PlainPasses(config, objects, plan, books, **more)
+    from wellfed.run.passes.guest_passes import GuestPasses
+
+    return GuestPasses(config, objects, plan, books, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
@@ -111,9 +112,9 @@ class GuestPasses(RunPasses):
         return None if self._loaders.has("train") else super()._open_loader()
 
     def _length(self) -> int | None:
-        """Returns the batches of an epoch of the user's loader, if they are known before training."""
+        """Returns the batches of an epoch of the user's loader on each rank, if they are known before training."""
         try:
-            length = len(self._loaders.first)  # type: ignore[arg-type]
+            length = math.ceil(len(self._changed("train", self._loaders.first)) / self._num_ranks)
         except TypeError:
             return None
         limit = self._config.trainer.limit_batches
