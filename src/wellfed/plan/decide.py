@@ -121,9 +121,8 @@ def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
         return None
     because = "called where Lightning calls them"
     if model.listeners:
-        way = "" if model.is_guest else ", so each step goes Lightning's way"
         verb = "listens" if len(model.listeners) == 1 else "listen"
-        because += f"; {' and '.join(model.listeners)} {verb} within the step{way}"
+        because += f"; {' and '.join(model.listeners)} {verb} within the step"
     return Decided(", ".join(names), because, "set")
 
 

@@ -41,7 +41,7 @@ from wellfed.train.guest.arguments import Settled, ended_by, explained, make_tra
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
-from wellfed.train.guest.marks import Steps, Together, Watch, is_overridden, latest_of
+from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
@@ -250,9 +250,9 @@ class GuestPasses(RunPasses):
         if self._num_ranks == 1:  # several would have to agree
             more["is_measured"] = IsMeasured(self._books.journal.summary, _PRECISE)
         steps = self._steps(clock, watch, on_start, warmup_steps=warmup, **more)
-        trainer = self._trainer(
-            [steps, self._logged], [], watch, Limits(max_steps=warmup + most_steps), validates=False
-        )
+        users = Together([*self._objects.callbacks.values()], OF_STEPS)
+        limits = Limits(max_steps=warmup + most_steps)
+        trainer = self._trainer([steps, self._logged], [users], watch, limits, validates=False)
         self.ranks.begin()
         with alone.steps_alone(self.module, is_set_up=False, moves=True), self._books.wall.running():
             self._fit(trainer, steps, None, None)

@@ -31,6 +31,12 @@ _LOG = logging.getLogger(__name__)
 _FETCH, _EPOCH = "train_dataloader_next", "run_training_epoch"
 """Names of Lightning's actions: the next batch is taken from the loaders; a training epoch runs."""
 _HOOKS = ("on_", "setup", "teardown")
+OF_STEPS = (
+    *("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
+    *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+    *("on_train_batch_start", "on_train_batch_end"),
+)
+"""Hooks of a training without epochs and validations, as one that is only timed."""
 _OURS = "wellfed."
 
 
@@ -170,8 +176,9 @@ class Together(pl.Callback):
     Lightning calls all six hooks of a step on every callback, and most override one or two.
     """
 
-    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        for name in [name for name in vars(pl.Callback) if name.startswith(_HOOKS)]:
+    def __init__(self, callbacks: Sequence[pl.Callback], only: Sequence[str] = ()) -> None:
+        """``only``: hooks that are called; empty = all."""
+        for name in only or [name for name in vars(pl.Callback) if name.startswith(_HOOKS)]:
             if calls := [getattr(one, name) for one in callbacks if is_overridden(one, name)]:
                 setattr(self, name, calls[0] if len(calls) == 1 else partial(_call, calls))
 

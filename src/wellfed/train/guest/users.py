@@ -35,7 +35,7 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
         return problem, "Set callbacks=ema, whose average is validated and saved."
     if isinstance(callback, OnExceptionCheckpoint):  # Lightning starts from its file, whatever the user asks for
         problem = f"{name} makes each later run start from its file, even without resume."
-        return problem, "Leave it out: after an error, the state is saved in checkpoints/last.ckpt, for resume=auto."
+        return problem, "Leave it out: resume=auto goes on from checkpoints/last.ckpt."
     if strategy == "fsdp" and isinstance(callback, WeightAveraging):
         return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     return None
