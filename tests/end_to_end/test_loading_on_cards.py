@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.end_to_end.commands import FAST, Done, only_folder, record_of, run, train
 from tests.fake_cuda.machine import FakeCuda
@@ -70,6 +71,25 @@ def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path,
             name: value for name, value in record["metrics"].items() if name.startswith(("train", "val", "test"))
         }
     assert metrics["fsdp"] == pytest.approx(metrics["ddp"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sharded_model_goes_on_from_its_checkpoint(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    """With the optimizer's state of the whole model; the weights are those of the unbroken run."""
+    cards = fake_cuda.environment(cards=2, **{**LAGGING, "strict": False})
+    asked = ("trainer=fsdp", "gpu.precision=32-true", "loader=balanced", "trainer.checkpoint_every_steps=2")
+    states, checkpoint = [], "null"
+    for name in ("whole", "rest"):
+        (tmp_path / name).mkdir()
+        done = train(*RUN, *asked, "trainer.max_steps=4", f"resume={checkpoint}", cwd=tmp_path / name, **cards)
+        assert done.code == 0, done.text
+        kept = only_folder(tmp_path / name) / "checkpoints"
+        states.append(torch.load(kept / "last.ckpt", weights_only=True))
+        checkpoint = str(kept / "last-1.ckpt")
+    whole, rest = states
+    for name, value in whole["state_dict"].items():
+        torch.testing.assert_close(rest["state_dict"][name], value, rtol=1e-5, atol=1e-6)
+    assert whole["optimizer_states"][0]["state"].keys() == rest["optimizer_states"][0]["state"].keys()
 
 
 def run_small(fake_cuda: FakeCuda, cwd: Path, *arguments: str) -> Done:
