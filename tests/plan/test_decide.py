@@ -148,7 +148,7 @@ def case(groups, expected, facts=H200, **more):
         case({"memory": {"accumulate": 4}}, {"memory.micro_batch": 16, "memory.accumulate": 4}),
         case({"memory": {"accumulate": 30}}, {"memory.micro_batch": 3, "memory.accumulate": 22}),
         case({}, {"memory.micro_batch": 64, "memory.on_oom": "fail"}, model=NORM),
-        case({}, {"memory.micro_batch": 64, "memory.on_oom": "retry", "loader.device_prefetch": 2}, model=GUEST),
+        case({}, {"memory.micro_batch": 64, "memory.on_oom": "retry", "loader.device_prefetch": 0}, model=GUEST),
         case({}, {"memory.on_oom": "fail"}, model=BY_HAND),
         case({"memory": {"micro_batch": 16}},
              {"memory.micro_batch": 16, "memory.accumulate": 4, "loader.device_prefetch": 0}, model=GUEST),
@@ -180,7 +180,7 @@ def case(groups, expected, facts=H200, **more):
         case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 4}),
         case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 0, "loader.pin_memory": False}, LAPTOP),
         case({"loader": {"pin_memory": False}}, {"loader.pin_memory": False}),
-        case({}, {"loader.device_prefetch": 0}, model=replace(GUEST, changes_before_copy=True)),
+        case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 0}, model=GUEST),
         case({"loader": {"device_prefetch": 2, "num_workers": 0}}, {"loader.device_prefetch": 0}, data=ITEMS),
     ],
 )  # fmt: skip
@@ -343,7 +343,8 @@ def test_a_schedule_needs_to_know_where_a_stream_ends():
 
 def test_knobs_that_a_model_or_its_data_refuse_are_named():
     size = "workload.effective_batch_size"
-    assert planned(model=BY_HAND).refused == ("gpu.compile", "trainer.gradient_clip")
+    by_hand = ("gpu.compile", "trainer.gradient_clip", "loader.device_prefetch")
+    assert planned(model=BY_HAND).refused == by_hand
     assert planned(data=brought(has_own_batches=True)).refused == (size,)
     assert planned(data=brought(is_fixed=True)).refused == ("loader.num_workers", size)
 

@@ -334,10 +334,9 @@ def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:
     from tests.plan.test_decide import config, planned
 
     given = config()
-    changes = {"memory.micro_batch": 4, "loader.device_prefetch": 0, "workload.optimizer.foreach": False}
+    changes = {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
     after, plan = with_changes(given, planned(given), changes, "it was too much")
-    assert (plan.memory.micro_batch, plan.loader.device_prefetch) == (4, 0)
+    assert plan.memory.micro_batch == 4
     assert plan.knobs["memory.micro_batch"].because == "it was too much"
     assert after.workload.optimizer["foreach"] is False
     assert after.memory == given.memory
-    assert plan.refused == ("loader.device_prefetch",)  # no finding advises what the restart took back

@@ -35,9 +35,7 @@ from wellfed.plan.run_plan import (
     by_rule,
 )
 
-_AHEAD = "loader.device_prefetch"
-_CHANGED = "on_before_batch_transfer changes batches before they are copied"
-_SPLIT = "a LightningModule's batch is copied in the parts of its step"
+_COPIED = "Lightning's Trainer copies each batch when its step begins"
 
 
 def plan_run(
@@ -73,11 +71,8 @@ def plan_run(
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
-    if model.changes_before_copy and loader.device_prefetch:
-        loader = loader.but(device_prefetch=by_rule(0, _CHANGED))
-        if asked := config.loader.device_prefetch:
-            unused = f"loader.device_prefetch={asked} is not used: {_CHANGED}"
-            warnings.append(f"{unused}. Do that in the data set, or in on_after_batch_transfer.")
+    if model.is_guest and loader.device_prefetch:
+        loader = loader.but(device_prefetch=by_rule(0, _COPIED))
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
@@ -89,7 +84,7 @@ def plan_run(
         memory,
         loader,
         derived=derived,
-        callbacks=_callbacks(config, model),
+        callbacks=_callbacks(config),
         may_lower=may_lower(config, model),
         refused=_refused(model, data),
         feature_table_bytes=0 if data.features_trainable else data.feature_bytes,
@@ -98,11 +93,6 @@ def plan_run(
     if estimate is not None:
         profile = choices.get("gpu", "auto")
         plan = within_budget(plan, config, profile, data, model, estimate, fits_host=is_within_host)
-    if model.is_guest and plan.memory.accumulate > 1:
-        plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
-        if loader.device_prefetch:
-            loader = loader.but(device_prefetch=by_rule(0, _SPLIT))
-    plan = replace(plan, loader=loader)
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
@@ -115,15 +105,9 @@ def plan_run(
     return plan
 
 
-def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
+def _callbacks(config: RunConfig) -> Decided[str] | None:
     names = [name for name, node in (config.callbacks or {}).items() if node is not None]
-    if not names:
-        return None
-    because = "called where Lightning calls them"
-    if model.listeners:
-        verb = "listens" if len(model.listeners) == 1 else "listen"
-        because += f"; {' and '.join(model.listeners)} {verb} within the step"
-    return Decided(", ".join(names), because, "set")
+    return Decided(", ".join(names), "called where Lightning calls them", "set") if names else None
 
 
 def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:
@@ -152,7 +136,7 @@ def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
     refuses = {
         "gpu.compile": is_guest and model.steps_by_hand,
         "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
-        _AHEAD: model.changes_before_copy,
+        "loader.device_prefetch": is_guest,
         "loader.num_workers": own is not None and own.is_fixed,
         "workload.effective_batch_size": own is not None and (own.is_fixed or own.has_own_batches),
     }

@@ -323,14 +323,10 @@ class ModelFacts:
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
-    changes_before_copy: bool = False
-    """Whether a LightningModule or its data module changes batches on the host (``on_before_batch_transfer``)."""
     has_sparse_gradients: bool = False
     """Whether a weight has sparse gradients, e.g. with ``nn.Embedding(sparse=True)``."""
     average_bytes: int = 0
     """Bytes of a callback's average of the weights on the device."""
-    listeners: tuple[str, ...] = ()
-    """Callbacks with hooks inside a step, each with the names of the hooks."""
 
     @property
     def may_split(self) -> bool:

@@ -20,7 +20,6 @@ from wellfed.units import counted
 
 MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
-_AHEAD = "loader.device_prefetch"
 
 
 class Restarts:
@@ -87,8 +86,6 @@ def with_changes(
     if "memory.micro_batch" in changes:
         samples = largest_share(plan.workload.effective_batch_size, plan.trainer.world_size)
         changes.setdefault("memory.accumulate", largest_share(samples, int(str(changes["memory.micro_batch"]))))
-    if _AHEAD in changes:  # a LightningModule's batch is now copied in the parts of its step
-        plan = replace(plan, refused=tuple(dict.fromkeys((*plan.refused, _AHEAD))))
     sections = {each.name: getattr(plan, each.name) for each in fields(plan)}
     planned = {one.group: (name, one) for name, one in sections.items() if isinstance(one, Section)}
     for dotted, value in changes.items():

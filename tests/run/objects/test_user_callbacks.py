@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.run.objects.models import model_facts, step_listeners
+from wellfed.run.objects.models import model_facts
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics, make_callbacks
 from wellfed.train.loop.callbacks import Callback
@@ -63,15 +63,6 @@ PLATEAU = "workload.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau
 def test_a_figure_of_a_split_that_is_not_there_is_told(where: str, others: list[str]) -> None:
     with pytest.raises(ConfigError, match=rf"{where}=val/loss: the workload has no val split. Set .*train/loss"):
         made(*others, f"{where}=val/loss", val=None)
-
-
-def test_who_listens_within_a_step_is_known() -> None:
-    found = made(
-        "callbacks=lr_monitor",
-        "+callbacks.stats={_target_: lightning.pytorch.callbacks.DeviceStatsMonitor}",
-    )
-    model: Any = None
-    assert step_listeners(RunObjects(Datasets(train=[]), model, None, callbacks=found)) == ()
 
 
 @pytest.mark.parametrize(("device", "copies"), [("null", 1), ("cpu", 0)])

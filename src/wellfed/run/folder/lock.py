@@ -78,15 +78,10 @@ def _locked(folder: Path) -> FileLock:
     return lock
 
 
-def _is_of_lock(path: Path) -> bool:
-    """Returns whether a file belongs to the lock."""
-    return path.name in (FILE_NAME, _HOLDER)
-
-
 def holds_nothing(folder: Path) -> bool:
     """Returns whether a folder holds nothing but its lock. Ask within the lock: another process may have been there."""
     with suppress(OSError):
-        return all(map(_is_of_lock, folder.iterdir()))
+        return all(path.name in (FILE_NAME, _HOLDER) for path in folder.iterdir())
     return False
 
 

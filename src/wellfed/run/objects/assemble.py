@@ -11,13 +11,7 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.run.objects.datasets import (
-    is_lightning_module,
-    prepared_data,
-    read_data,
-    with_derived,
-    with_loader,
-)
+from wellfed.run.objects.datasets import is_of_lightning, prepared_data, read_data, with_derived, with_loader
 from wellfed.run.objects.evaluation import make_metrics
 from wellfed.run.objects.guests import check_arguments, loaders_of, why_guest, with_step_size, without_loaders
 from wellfed.run.objects.models import check_model, features_of, gives_sparse_gradients, use_own_modes
@@ -39,7 +33,7 @@ def make_objects(config: RunConfig) -> RunObjects:
         given, owner = read_data(config)
         config, given = with_derived(config, given)
     model = build(config.workload.model, "workload.model", **({} if given is None else given.model_args))
-    is_module = is_lightning_module(model)
+    is_module = is_of_lightning(model, "LightningModule")
     if given is None and not is_module:
         target = workload.model.get("_target_")
         problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."

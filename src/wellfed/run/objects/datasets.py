@@ -45,7 +45,7 @@ def read_data(config: RunConfig) -> tuple[Datasets, Any]:
 
     if isinstance(given, Datasets):
         return given, None
-    if _is_of(given, "LightningDataModule"):
+    if is_of_lightning(given, "LightningDataModule", "pytorch_lightning"):
         return Datasets(None), given
     if isinstance(given, (Dataset, DataLoader)):
         return Datasets(given), None
@@ -60,15 +60,13 @@ def read_data(config: RunConfig) -> tuple[Datasets, Any]:
     raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
 
 
-def is_lightning_module(model: Any) -> bool:
-    """Returns whether the model is a LightningModule. Does not import Lightning."""
-    lightning = sys.modules.get("lightning.pytorch")  # imported already if there is an instance
-    return lightning is not None and isinstance(model, lightning.LightningModule)
+def is_of_lightning(value: Any, name: str, *libraries: str) -> bool:
+    """Returns whether a value is of that class of Lightning, which is imported already if there is an instance.
 
-
-def _is_of(value: Any, name: str) -> bool:
-    """Returns whether a value is of that class of Lightning, under either name of the library. Imports neither."""
-    bases = (getattr(sys.modules.get(library), name, None) for library in ("lightning.pytorch", "pytorch_lightning"))
+    Args:
+        libraries: other names of Lightning that count, too.
+    """
+    bases = (getattr(sys.modules.get(library), name, None) for library in ("lightning.pytorch", *libraries))
     return any(base is not None and isinstance(value, base) for base in bases)
 
 
@@ -144,7 +142,7 @@ def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
             way_out = f"Select the samples inside {owner}."
             if name in ("fetch", "split"):  # a split may be a method of another meaning
                 yield f"{problem} {way_out}"
-            elif not is_lightning_module(model):  # which gets batches as they are
+            elif not is_of_lightning(model, "LightningModule"):  # which gets batches as they are
                 raise ConfigError.of("workload.data", problem, way_out)
 
 
@@ -224,7 +222,9 @@ def data_facts(objects: RunObjects, config: RunConfig) -> DataFacts:
     for split in ("val", "test"):
         if (loader := loader_of(data, split)) is not None:
             remade(loader, typed_changes(config, split), split)
-    own = loader_of(data, "train")
+    own, changes = loader_of(data, "train"), typed_changes(config)
+    if own is not None:
+        shared_out(remade(own, changes), 0, config.trainer.world_size)  # raises what can't be shared
     return DataFacts(
         num_train=_num_samples(data.train),
         has_fetch=callable(getattr(data.train, "fetch", None)),
@@ -232,14 +232,8 @@ def data_facts(objects: RunObjects, config: RunConfig) -> DataFacts:
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
         derived=data.derived,
-        own_loader=None if own is None else _shared_facts(own, config),
+        own_loader=None if own is None else facts_of(own, changes),
     )
-
-
-def _shared_facts(loader: Any, config: RunConfig) -> OwnLoader:
-    changes = typed_changes(config)
-    shared_out(remade(loader, changes), 0, config.trainer.world_size)  # raises what can't be shared
-    return facts_of(loader, changes)
 
 
 def facts_of(loader: Any, changes: Mapping[str, Any]) -> OwnLoader:

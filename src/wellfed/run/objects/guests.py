@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import DataFacts, RunPlan
 from wellfed.record.entries import OnEvent
-from wellfed.run.objects.datasets import facts_of
+from wellfed.run.objects.datasets import facts_of, is_of_lightning
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -36,12 +35,6 @@ def why_guest(model: Any, data_module: Any, callbacks: Mapping[str, Any]) -> str
         if is_of_lightning(callback, "Callback"):
             return f"callbacks.{name} is a callback of Lightning"
     return ""
-
-
-def is_of_lightning(value: Any, name: str) -> bool:
-    """Returns whether a value is of that class of Lightning, which is imported already if there is an instance."""
-    lightning = sys.modules.get("lightning.pytorch")
-    return lightning is not None and isinstance(value, getattr(lightning, name))
 
 
 def check_arguments(config: RunConfig, objects: RunObjects) -> None:

@@ -8,10 +8,7 @@ from dataclasses import replace
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
-from wellfed.data.backend_benchmark import (
-    build_first_batches,
-    copied,
-)
+from wellfed.data.backend_benchmark import build_first_batches, copied
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.own_loader import OwnLoader, has_own_batches, loader_of
 from wellfed.data.rank_batches import is_read_by_each, shared_out

@@ -83,20 +83,10 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
         is_guest=objects.guest is not None,
         is_lightning_module=objects.is_lightning_module,
         steps_by_hand=objects.is_lightning_module and not model.automatic_optimization,
-        changes_before_copy=objects.is_lightning_module and _changes_before_copy(objects),
         has_sparse_gradients=objects.has_sparse_gradients,
         has_blocks=next(blocks(model), None) is not None,
         average_bytes=_average_bytes(objects),
-        listeners=step_listeners(objects),
     )
-
-
-def _changes_before_copy(objects: RunObjects) -> bool:
-    """Returns whether the LightningModule or its data module changes batches before they are copied to the device."""
-    from wellfed.train.guest.marks import is_overridden
-
-    owners = [owner for owner in (objects.model, objects.data_module) if owner is not None]
-    return any(is_overridden(owner, "on_before_batch_transfer") for owner in owners)
 
 
 def prepare_step(config: RunConfig, plan: RunPlan, model: nn.Module) -> None:
@@ -125,16 +115,3 @@ def _is_average_beside_model(callback: Any) -> bool:
     from wellfed.train.guest.users import is_average_beside_model
 
     return is_average_beside_model(callback)
-
-
-def step_listeners(objects: RunObjects) -> tuple[str, ...]:
-    """Returns the callbacks with hooks inside a step, each with the names of these hooks."""
-    from wellfed.train.loop.callbacks import Callback
-
-    foreign = {name: callback for name, callback in objects.callbacks.items() if not isinstance(callback, Callback)}
-    if not foreign:
-        return ()
-    from wellfed.train.guest.users import hooks_in_step
-
-    found = {name: hooks_in_step(callback) for name, callback in foreign.items()}
-    return tuple(f"{name} ({', '.join(hooks)})" for name, hooks in found.items() if hooks)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 
 from wellfed.config.schema import RunConfig
 from wellfed.data.own_loader import OwnLoader
@@ -20,16 +21,22 @@ from wellfed.observe.timing.wall import LOGGING
 from wellfed.plan.run_plan import RunPlan
 from wellfed.ranks import gpu_label, launched, own_local_rank
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.models import prepare_step
 from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
+from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.checkpoint_files import BEST
 from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.loop.figures import Figures
+from wellfed.train.loop.pruning import Pruner, Pruning
+from wellfed.train.loop.sync_search import SyncSearch
+from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _MOST_EXAMINED = 200
@@ -154,6 +161,40 @@ class RunPasses:
         """Returns a context in which the workload's code logs pictures and tables. Rank 0 alone logs."""
         books = self._books
         return nullcontext() if self._rank > 0 else logged_to(books.journal.sink, lambda: books.progress.step)
+
+    def _bar(self, console: Console, total_steps: int | None) -> Bar:
+        live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
+        return Bar(console, live.rate, live.parts, total_steps=total_steps, latest=self.figures.latest)
+
+    def _trace(self, clock: StepClock) -> ProfilerTrace | None:
+        """Returns the trace of the configured steps; None on ranks other than 0, which differ only in their data."""
+        books, steps = self._books, self._config.trainer.profile_steps
+        if not steps or self._rank > 0:
+            return None
+        profiled, event = partial(setattr, books.record, "profile"), books.journal.event
+        return ProfilerTrace(books.folder / PROFILE, steps, profiled, on_event=event, interrupt=clock.interrupt)
+
+    def _sync_search(self) -> SyncSearch | None:
+        return SyncSearch(partial(setattr, self._books.record, "synchronisations")) if self._is_on_gpu else None
+
+    def _pruning(self, pruner: Pruner | None, total_steps: int | None) -> Pruning:
+        validations = 0 if pruner is None else self._books.journal.validations_written()
+        return Pruning(pruner, self._latest_best_metric, total_steps, validations)
+
+    def _latest_best_metric(self) -> float | None:
+        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Returns a context for a training, whose figures of all ranks are recorded even if it fails."""
+        self.ranks.begin()
+        try:
+            with self._books.wall.running(), self._logging_media():
+                yield
+        except BaseException:
+            with suppress(Exception):  # the first error counts
+                self.ranks.record_latest()  # with those of ranks that have ended
+            raise
 
     def _name_data_parallel(self) -> None:
         """Records parts of the model that DataParallel spreads over cards, where nothing can be measured."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
 from wellfed.ranks import largest_share
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import make_eval_loader, named_best
 from wellfed.run.objects.guests import wrapped
@@ -32,8 +30,7 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
-from wellfed.run.passes.live_status import LiveStatus
-from wellfed.run.passes.plain_passes import IsMeasured
+from wellfed.run.passes.plain_passes import PRECISE, IsMeasured
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
@@ -45,12 +42,9 @@ from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overr
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
-from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.place import PlaceOptions
 from wellfed.train.loop.placed_model import misfits
-from wellfed.train.loop.pruning import Pruner, Pruning
-from wellfed.train.loop.sync_search import SyncSearch
-from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.pruning import Pruner
 from wellfed.train.loop.training import Limits
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure, classify
@@ -60,8 +54,6 @@ from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 
 _LOG = logging.getLogger(__name__)
-_PRECISE = 0.02
-"""Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
 
 
 class GuestPasses(RunPasses):
@@ -198,7 +190,6 @@ class GuestPasses(RunPasses):
         saved = self._place_of(checkpoint)
         place = Place(saved, lambda: watch.is_waiting, self._loader)
         watch.before_reading = place.before_reading
-        validations = 0 if pruner is None else books.journal.validations_written()
         saves = Saves(
             self._checkpoints,
             self.figures.latest,
@@ -206,7 +197,7 @@ class GuestPasses(RunPasses):
             watch,
             place,
             by_monitor=asked.best_metric is None,
-            prune=Pruning(pruner, self._latest_best_metric, self._total_steps, validations),
+            prune=self._pruning(pruner, self._total_steps),
         )
         steps = self._steps(clock, watch, on_start, on_save=books.journal.flush)
         non_finite = NonFinite(asked.on_nan.value, every=asked.log_every_steps, on_event=books.journal.event)
@@ -215,17 +206,11 @@ class GuestPasses(RunPasses):
             checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
             first = [Settled(), *checked, place, steps, watchers, self._logged, BeforeUsers(saves), non_finite]
             trainer = self._trainer(first, [*users.values(), saves], watch, self._limits)
-            self.ranks.begin()
-            try:
-                with books.wall.running(), self._logging_media():
-                    self._fit(trainer, steps, checkpoint, None if saved is None else place)
-                    self.ranks.compare()
-                    books.record.ended_by = saves.pruned or ended_by(self._limits, trainer)
-                    self._validate_last_step(trainer)
-            except BaseException:
-                with suppress(Exception):  # the first error counts
-                    self.ranks.record_latest()  # with those of ranks that have ended
-                raise
+            with self._training():
+                self._fit(trainer, steps, checkpoint, None if saved is None else place)
+                self.ranks.compare()
+                books.record.ended_by = saves.pruned or ended_by(self._limits, trainer)
+                self._validate_last_step(trainer)
         if saves.pruned is not None:
             self.is_pruned = True
             books.journal.event("pruned", message=saves.pruned)
@@ -248,7 +233,7 @@ class GuestPasses(RunPasses):
         watch = Watch(clock, {}, stop if self._num_ranks == 1 else None)
         more: dict[str, Any] = {}
         if self._num_ranks == 1:  # several would have to agree
-            more["is_measured"] = IsMeasured(self._books.journal.summary, _PRECISE)
+            more["is_measured"] = IsMeasured(self._books.journal.summary, PRECISE)
         steps = self._steps(clock, watch, on_start, warmup_steps=warmup, **more)
         users = Together([*self._objects.callbacks.values()], OF_STEPS)
         limits = Limits(max_steps=warmup + most_steps)
@@ -278,15 +263,7 @@ class GuestPasses(RunPasses):
         )
 
     def _watchers(self, console: Console, clock: StepClock, until_end: ExitStack) -> Any:
-        record, journal, steps = self._books.record, self._books.journal, self._config.trainer.profile_steps
-        live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
-        bar = Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
-        trace = search = None
-        if steps and self._rank == 0:  # other ranks differ only in their data
-            path, profiled = self._books.folder / PROFILE, partial(setattr, record, "profile")
-            trace = ProfilerTrace(path, steps, profiled, on_event=journal.event, interrupt=clock.interrupt)
-        if self._is_on_gpu:
-            search = SyncSearch(partial(setattr, record, "synchronisations"))
+        bar, trace, search = self._bar(console, self._total_steps), self._trace(clock), self._sync_search()
         for one in (bar, trace, search):
             if one is not None:
                 until_end.enter_context(closing(one))
@@ -361,9 +338,6 @@ class GuestPasses(RunPasses):
         by_part = breakdown.bytes_by_part(self.module, trainer.optimizers)
         way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=0, others=others)
         return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
-
-    def _latest_best_metric(self) -> float | None:
-        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

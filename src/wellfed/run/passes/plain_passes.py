@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.closing import PROFILE
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader, make_metrics
 from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
@@ -30,17 +29,13 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
-from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.ranks.coordination import OtherRanks
-from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place, PlaceOptions
 from wellfed.train.loop.placed_model import PlacedModel, misfits
 from wellfed.train.loop.prefetch import prefetched
-from wellfed.train.loop.pruning import Pruner, Pruning
+from wellfed.train.loop.pruning import Pruner
 from wellfed.train.loop.sanity import try_splits
-from wellfed.train.loop.sync_search import SyncSearch
-from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
@@ -51,7 +46,7 @@ from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.train.step.train_step import StepOptions, parameter_groups
 
 _LOG = logging.getLogger(__name__)
-_PRECISE = 0.02
+PRECISE = 0.02
 """Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
 
 
@@ -142,23 +137,11 @@ class PlainPasses(RunPasses):
         """Trains, with the validations in between and after the last step; resumes from a checkpoint if there is one.
         ``pruner`` may end the training after any validation."""
         self._check_splits()
-        books, config = self._books, self._config
-        validations = 0 if pruner is None else books.journal.validations_written()
-        pruning = Pruning(pruner, self._latest_best_metric, self._total_steps, validations)
-        live = LiveStatus(books, self._plan, config.workload.sample_unit)
+        books, clock, pruning = self._books, self._clock(), self._pruning(pruner, self._total_steps)
         watchers = self._watchers(on_start)
-        watchers.bar = Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
+        watchers.bar, watchers.trace = self._bar(console, self._total_steps), self._trace(clock)
         watchers.on_save = books.journal.flush
         watchers.sanity = self._try_splits
-        clock = self._clock()
-        if config.trainer.profile_steps and self._rank == 0:  # other ranks differ only in their data
-            watchers.trace = ProfilerTrace(
-                books.folder / PROFILE,
-                config.trainer.profile_steps,
-                partial(setattr, books.record, "profile"),
-                on_event=books.journal.event,
-                interrupt=clock.interrupt,
-            )
 
         def prune(step: int) -> str | None:
             reason = self._model.place.broadcast(pruning(step))
@@ -167,24 +150,17 @@ class PlainPasses(RunPasses):
                 books.journal.event("pruned", message=reason)
             return reason
 
-        self.ranks.begin()
-        try:
-            with books.wall.running(), self._logging_media(), self._open_split("val") as validation:
-                training = self._train(
-                    self._limits,
-                    stop,
-                    checkpoint,
-                    clock=clock,
-                    watchers=watchers,
-                    figures=self.figures,
-                    checkpoints=self._checkpoints,
-                    validation=validation,
-                    prune=prune,
-                )
-        except BaseException:
-            with suppress(Exception):  # the first error counts
-                self.ranks.record_latest()  # with those of ranks that have ended
-            raise
+        with self._training(), self._open_split("val") as validation:
+            training = self._train(
+                self._limits,
+                stop,
+                checkpoint,
+                clock=clock,
+                watchers=watchers,
+                checkpoints=self._checkpoints,
+                validation=validation,
+                prune=prune,
+            )
         self.ranks.compare()
         books.record.ended_by = training.ended_by
 
@@ -198,13 +174,11 @@ class PlainPasses(RunPasses):
         warmup = WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
         watchers = self._watchers(on_start)
         if self._num_ranks == 1:  # several would have to agree
-            watchers.is_measured = IsMeasured(self._books.journal.summary, _PRECISE)
+            watchers.is_measured = IsMeasured(self._books.journal.summary, PRECISE)
         limits = Limits(max_steps=warmup + most_steps)
         self.ranks.begin()
         with self._model.plain.unscheduled(), self._books.wall.running():
-            self._train(
-                limits, stop, None, clock=self._clock(), watchers=watchers, figures=self.figures, warmup_steps=warmup
-            )
+            self._train(limits, stop, None, clock=self._clock(), watchers=watchers, warmup_steps=warmup)
         self.ranks.compare()
 
     def _watchers(self, on_start: Callable[[], None]) -> Watchers:
@@ -218,7 +192,7 @@ class PlainPasses(RunPasses):
         return Watchers(
             take_rows=books.journal.steps,
             progress=books.progress,
-            sync_search=SyncSearch(partial(setattr, books.record, "synchronisations")) if self._is_on_gpu else None,
+            sync_search=self._sync_search(),
             on_start=started,
             on_first_batch=books.first_batch,
             on_batch=self.ranks.on_batch,
@@ -226,11 +200,9 @@ class PlainPasses(RunPasses):
         )
 
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
-        callbacks, per_epoch = self._objects.callbacks, self.steps_per_epoch
+        more |= {"figures": self.figures, "callbacks": self._objects.callbacks, "steps_per_epoch": self.steps_per_epoch}
         with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
-            training = Training(
-                self._model, own, limits, stop=stop, callbacks=callbacks, steps_per_epoch=per_epoch, **more
-            )
+            training = Training(self._model, own, limits, stop=stop, **more)
             try:
                 training.fit(checkpoint)
             except NonFiniteLoss as error:
@@ -238,9 +210,6 @@ class PlainPasses(RunPasses):
                 raise
         self.close()
         return training
-
-    def _latest_best_metric(self) -> float | None:
-        return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

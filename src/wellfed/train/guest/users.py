@@ -13,9 +13,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from wellfed.extras import other_lightning
-from wellfed.train.guest.marks import is_overridden
 
-_IN_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks that Lightning calls between the start of a step and the update of the weights."""
 
 
@@ -44,8 +42,3 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
 def is_average_beside_model(callback: Any) -> bool:
     """Returns whether a callback keeps a second copy of the weights on their device."""
     return isinstance(callback, WeightAveraging) and callback._device is None
-
-
-def hooks_in_step(callback: Any) -> list[str]:
-    """Returns the hooks of a callback that Lightning calls within a step."""
-    return [hook for hook in _IN_STEP if is_overridden(callback, hook)]
