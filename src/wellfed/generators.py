@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -99,30 +100,46 @@ class GeneratorStates:
 
 def numbers(held: Sequence[_Generator] = ()) -> tuple[Any, ...]:
     """Returns values that change when Python's, numpy's or torch's CPU generator, or one of ``held``, is drawn from."""
-    _, keys, *rest = np.random.get_state()
-    own = random.getstate(), np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
-    return *own, *map(_number_of, held)
+    return tuple(map(_number_of, (*_of_process(), *held)))
 
 
-def _number_of(generator: _Generator) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
+def _number_of(generator: Any) -> Any:
+    state = state_of(generator)
+    if isinstance(state, torch.Tensor):
+        return state.numpy().tobytes()
+    return state if hasattr(generator, "getstate") else pickle.dumps(state)
+
+
+def state_of(generator: Any) -> Any:
+    """Returns the state of a generator of Python, numpy or torch, for `set_state`."""
     if isinstance(generator, np.random.Generator):
-        return pickle.dumps(generator.bit_generator.state)
-    return pickle.dumps(generator.get_state())
+        return generator.bit_generator.state
+    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Restores the result of `state_of`."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state.cpu() if isinstance(generator, torch.Generator) else state)
 
 
 @contextmanager
 def kept(holder: Any = None) -> Iterator[None]:
     """Restores Python's, numpy's and torch's CPU generators afterwards, and the generators in ``holder``."""
-    restores = [_restore_of(each) for each in (random, np.random, torch.default_generator, *held_by(holder))]
+    states = [(each, state_of(each)) for each in (*_of_process(), *held_by(holder))]
     try:
         yield
     finally:
-        for restore_one in restores:
-            restore_one()
+        for each, before in states:
+            set_state(each, before)
+
+
+def _of_process() -> tuple[Any, ...]:
+    return random, np.random, torch.default_generator
 
 
 _Generator = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
@@ -186,47 +203,22 @@ def _parts(each: Any) -> Iterable[Any]:
         return each.func, *each.args, *each.keywords.values()
     if isinstance(each, (MethodType, BuiltinMethodType, staticmethod, classmethod)):
         return getattr(each, "__func__", None), getattr(each, "__self__", None)
-    if isinstance(each, FunctionType):
-        return _parts_of_function(each)
-    if isinstance(each, type):
-        return _parts_of_class(each)
+    if isinstance(each, (FunctionType, type)):
+        return _parts_of_code(each)
     attributes = getattr(each, "__dict__", None)
     return *(attributes.values() if isinstance(attributes, dict) else ()), type(each)
 
 
-def _parts_of_class(cls: type) -> Iterable[Any]:
-    if not _is_of_user(getattr(sys.modules.get(cls.__module__), "__file__", None)):
+def _parts_of_code(each: FunctionType | type) -> Iterable[Any]:
+    file = getattr(sys.modules.get(each.__module__), "__file__", None)
+    if file is None or not is_the_users(file):
         return ()
-    return *vars(cls).values(), *cls.__bases__
-
-
-def _parts_of_function(function: FunctionType) -> Iterable[Any]:
-    if not _is_of_user(function.__code__.co_filename):
-        return ()
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    named = (function.__globals__.get(name) for name in _names_in(function.__code__))
-    return *cells, *(each for each in named if not isinstance(each, type))
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_in(inner)
-
-
-@cache
-def _is_of_user(filename: str | None) -> bool:
-    return filename is not None and is_the_users(filename)
-
-
-def _restore_of(generator: Any) -> Callable[[], None]:
-    """Returns a function that restores the present state of a generator, or of a module with one."""
-    if hasattr(generator, "getstate"):
-        return partial(generator.setstate, generator.getstate())
-    if isinstance(generator, np.random.Generator):
-        return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
-    return partial(generator.set_state, generator.get_state())
+    if isinstance(each, type):
+        return *vars(each).values(), *each.__bases__
+    with suppress(ValueError):  # a variable of an enclosing function that has no value yet
+        named = inspect.getclosurevars(each)
+        return *named.nonlocals.values(), *named.globals.values()
+    return ()
 
 
 def seed_for_sample(seed: int, held: Iterable[_Generator] = ()) -> None:

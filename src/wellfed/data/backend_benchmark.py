@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -201,16 +200,12 @@ def _stand_in(step_ms: float, *, on_gpu: bool) -> TrialStep:
         return TrialStep(lambda _: time.sleep(step_ms / 1000), lambda: None)
     left, right, out = (torch.ones(128, 128) for _ in range(3))
 
-    def multiply(times: int) -> None:
-        for _ in range(times):
+    def work(_: Any) -> None:
+        until_s = time.thread_time() + step_ms / 1000  # takes longer if workers need the cores
+        while time.thread_time() < until_s:
             torch.mm(left, right, out=out)
 
-    multiply(1)
-    began_s = time.perf_counter()
-    multiply(20)
-    took_ms = 1000 * (time.perf_counter() - began_s)
-    work = partial(multiply, max(1, round(20 * step_ms / took_ms)))
-    return TrialStep(lambda _: work(), lambda: None)
+    return TrialStep(work, lambda: None)
 
 
 @contextmanager

@@ -7,14 +7,12 @@ run, as in a script that begins with ``torch.manual_seed(seed)``.
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
@@ -207,7 +205,7 @@ class OwnLoader:
             start = self._start or self._states()  # a run that began with the dataset alone has none
             generators.restore(start["process"], _HOST)
             for generator, state in zip(generators.held_by(self._loader), start["held"], strict=False):
-                set_state(generator, state)
+                generators.set_state(generator, state)
             set_epoch(self._loader, self._epoch)
             if owner is not None and self._state is not None:
                 owner.load_state_dict(self._state)
@@ -218,7 +216,7 @@ class OwnLoader:
 
     def _states(self) -> dict[str, Any]:
         """Returns what the order and the draws of an epoch depend on, before it begins."""
-        held = [state_of(each) for each in generators.held_by(self._loader)]
+        held = [generators.state_of(each) for each in generators.held_by(self._loader)]
         stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
         return {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
 
@@ -335,20 +333,3 @@ def set_epoch(loader: Any, epoch: int) -> None:
     for one in {id(each): each for each in found}.values():
         if callable(call := getattr(one, "set_epoch", None)):
             call(epoch)
-
-
-def state_of(generator: Any) -> Any:
-    """Returns the state of a generator of Python, numpy or torch, for `set_state`."""
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Restores the result of `state_of`."""
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state.cpu() if isinstance(generator, torch.Generator) else state)

@@ -18,7 +18,6 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from wellfed import generators
 from wellfed.contract import Batch
-from wellfed.data.own_loader import set_state, state_of
 from wellfed.ranks import share_of
 from wellfed.train.guest.marks import is_within_step, samples_of
 
@@ -282,11 +281,11 @@ class Place(pl.Callback):
 def _restore(loaders: Any, states: Mapping[str, Any]) -> None:
     """Restores the generators that loaders hold, then those of the process."""
     for generator, state in zip(generators.held_by(loaders), states.get("held") or (), strict=False):
-        set_state(generator, state)
+        generators.set_state(generator, state)
     if "rng" in states:
         generators.restore(states["rng"])
 
 
 def _held(loaders: Any) -> list[Any]:
     """Returns the states of the generators that loaders hold: in samplers, data sets and attributes of these."""
-    return [state_of(one) for one in generators.held_by(loaders)]
+    return [generators.state_of(one) for one in generators.held_by(loaders)]
