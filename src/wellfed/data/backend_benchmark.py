@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
+from itertools import chain, cycle, islice, repeat
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ SHORTEST_STEP_MS = 1.0
 _BUILDS, _BUILDS_S = 8, 0.02
 """Maximum number of batches, and maximum seconds, to measure building one batch; at least one is built."""
 _STEPS, _STEPS_S = 8, 0.3
-"""Maximum number of warm steps, and maximum seconds, to measure a step; at least two are run."""
+"""Maximum number of warm steps, and maximum seconds, to measure a step; at least one is run."""
 _LOOP, _LOOP_S = 32, 0.3
 """Maximum number of steps, and maximum seconds, of one pass of a candidate's loop."""
 _FEWEST = 4
@@ -69,8 +69,13 @@ def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> 
         data: the dataset, whose own generators are restored.
     """
     try:
-        with without_side_effects(data):
-            return _build(make(first), is_here=not first.num_workers)
+        with without_side_effects(data), closing(make(first)) as loader:
+            deliveries = _endless(loader)
+            num_bytes = batches.num_bytes(next(deliveries).batch)
+            times_ms, cpu_frac = _timed(lambda: next(deliveries), _BUILDS, _BUILDS_S)
+            build_ms = statistics.median(times_ms)
+            build_cpu_ms = None if first.num_workers else build_ms * min(1.0, cpu_frac)
+            return FirstBatches(build_ms, num_bytes, len(loader), build_cpu_ms=build_cpu_ms)
     except Exception as error:  # noqa: BLE001  training meets the same error and reports it
         _LOG.info("no batch could be built to time loader backends: %r", error)
         return None
@@ -80,23 +85,19 @@ def time_step(
     make: Make, first: LoaderSettings, found: FirstBatches, step: TrialStep, data: Any = None
 ) -> FirstBatches:
     """Returns ``found`` with the time of a step on the first batches, once the step is warm."""
-    few: list[Any] = []
-
-    def steps(number: int) -> tuple[float, float]:
-        """Returns seconds and CPU seconds of a step."""
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        for place in range(number):
-            step.run(few[place % len(few)])
-            step.wait()
-        return (time.perf_counter() - began_s) / number, (time.process_time() - began_cpu_s) / number
-
     with without_side_effects(data), closing(make(first)) as loader:
-        few += [delivery.batch for delivery in islice(_endless(loader), 2)]
-        steps(len(few))  # the first steps allocate, and choose kernels
-        step_s, cpu_s = steps(1)
-        if step_s < _STEPS_S / 2:  # a slow step is measured no longer than needed
-            step_s, cpu_s = steps(min(_STEPS, max(2, int(_STEPS_S / step_s))))
-    return replace(found, step_ms=1000 * step_s, step_cpu_ms=1000 * cpu_s)
+        few = [delivery.batch for delivery in islice(_endless(loader), 2)]
+        turns = cycle(few)
+
+        def one_step() -> None:
+            step.run(next(turns))
+            step.wait()
+
+        for _ in few:  # the first steps allocate, and choose kernels
+            one_step()
+        times_ms, cpu_frac = _timed(one_step, _STEPS, _STEPS_S)
+        step_ms = statistics.mean(times_ms)
+    return replace(found, step_ms=step_ms, step_cpu_ms=step_ms * cpu_frac)
 
 
 def time_backends(
@@ -133,8 +134,9 @@ def time_backends(
                 failed.append(plan.backend)
                 timed.pop(plan.backend, None)
                 continue
-            before_ms = timed[plan.backend].period_ms if plan.backend in timed else math.inf
-            timed[plan.backend] = BackendTime(min(period_ms, before_ms), plan.num_workers)
+            known = timed.get(plan.backend)
+            if known is None or period_ms < known.period_ms:
+                timed[plan.backend] = BackendTime(period_ms, plan.num_workers)
     return replace(found, timed=timed, failed=tuple(failed))
 
 
@@ -151,21 +153,15 @@ def copied(dataset: Any) -> Any:
         return dataset
 
 
-def _build(loader: TrainLoader | OwnLoader, *, is_here: bool) -> FirstBatches:
-    with closing(loader):
-        deliveries = _endless(loader)
-        batch = next(deliveries).batch
-        size = batches.num_bytes(batch)
-        del batch
-        times_ms: list[float] = []
-        began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        while not times_ms or (len(times_ms) < _BUILDS and sum(times_ms) < 1000 * _BUILDS_S):
-            next(deliveries)
-            times_ms.append(1000 * (time.perf_counter() - began_s) - sum(times_ms))
-        cpu_frac = (time.process_time() - began_cpu_s) / max(sum(times_ms) / 1000, 1e-9)
-        build_ms = statistics.median(times_ms)
-        build_cpu_ms = build_ms * min(1.0, cpu_frac) if is_here else None
-        return FirstBatches(build_ms, size, len(loader), build_cpu_ms=build_cpu_ms)
+def _timed(run: Callable[[], Any], most: int, most_s: float, fewest: int = 1) -> tuple[list[float], float]:
+    """Returns the milliseconds of each call, and this process's CPU time as a share of their sum."""
+    times_ms: list[float] = []
+    began_cpu_s = time.process_time()
+    while len(times_ms) < fewest or (len(times_ms) < most and sum(times_ms) < 1000 * most_s):
+        began_s = time.perf_counter()
+        run()
+        times_ms.append(1000 * (time.perf_counter() - began_s))
+    return times_ms, 1000 * (time.process_time() - began_cpu_s) / max(sum(times_ms), 1e-6)
 
 
 def _loop(loader: TrainLoader | OwnLoader, step: TrialStep, workers: int) -> float:
@@ -177,16 +173,17 @@ def _loop(loader: TrainLoader | OwnLoader, step: TrialStep, workers: int) -> flo
     in_round = max(1, workers)
     with closing(loader):
         deliveries = _endless(loader)
-        for _ in range(in_round):
-            step.run(next(deliveries).batch)
-        step.wait()
-        count, began_s = 0, time.perf_counter()
-        while count < _FEWEST or (count < _LOOP and time.perf_counter() - began_s < _LOOP_S):
+
+        def one_round() -> None:
             for _ in range(in_round):
                 step.run(next(deliveries).batch)
-            count += in_round
+
+        one_round()
         step.wait()
-        return 1000 * (time.perf_counter() - began_s) / count
+        began_s = time.perf_counter()
+        rounds_ms, _ = _timed(one_round, math.ceil(_LOOP / in_round), _LOOP_S, fewest=math.ceil(_FEWEST / in_round))
+        step.wait()
+        return 1000 * (time.perf_counter() - began_s) / (in_round * len(rounds_ms))
 
 
 def _endless(loader: TrainLoader | OwnLoader) -> Iterator[Delivery]:

@@ -15,8 +15,8 @@ import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from wellfed.errors import DataError
 
 MANIFEST = "manifest.json"
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
-SILENT_WAIT_S = 5.0
+_SILENT_WAIT_S = 5.0
 """Seconds to wait for another process before a message."""
 
 
@@ -60,7 +60,7 @@ def prepared(
     if _is_whole(folder):
         return folder
     try:
-        with only_builder(folder):
+        with _lock(folder):
             if not _is_whole(folder):  # another process may have built it
                 _build(folder, build, sources, settings)
     except OSError as error:
@@ -80,7 +80,15 @@ def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
     Raises:
         DataError: a source is missing.
     """
-    seen = [(str(path), size, changed) for path, size, changed in map(_seen, sources)]
+    seen = []
+    for source in sources:
+        path = Path(source).expanduser().absolute()
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}. It is to be prepared; check workload.data.path.") from error
+        check_file(path)
+        seen.append((str(path), found.st_size, found.st_mtime_ns))
     content = json.dumps([seen, settings], sort_keys=True)
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -95,30 +103,15 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path} is a pipe or a device, not a file. Write what it gives to a file, and name that.")
 
 
-def _seen(source: Path) -> tuple[Path, int, int]:
-    path = Path(source).expanduser().absolute()
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}. It is to be prepared; check workload.data.path.") from error
-    check_file(path)
-    return path, found.st_size, found.st_mtime_ns
-
-
-@contextmanager
-def only_builder(folder: Path) -> Iterator[None]:
-    """Waits until no other process builds or removes this entry."""
+def _lock(folder: Path) -> AbstractContextManager[Any]:
+    """Waits until no other process builds this entry; the lock ends with the ``with`` block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
-        lock.acquire(timeout=SILENT_WAIT_S)
+        return lock.acquire(timeout=_SILENT_WAIT_S)
     except Timeout:
         print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
