@@ -65,16 +65,9 @@ class DevicePrefetcher:
         self._launched: deque[torch.cuda.Event] = deque()
         """End events of the latest steps, oldest first."""
         self._is_in_use = False
-        self.latest: Batch = None
-        """Batch handed out last; None once the next is requested."""
 
     def __len__(self) -> int:
         return len(self._loader)
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset that is read."""
-        return self._loader.dataset
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next delivery, and other state of the loader."""
@@ -133,10 +126,7 @@ class DevicePrefetcher:
     def _hand_out(self, delivery: Delivery) -> None:
         self._position = delivery.position or {"epoch": delivery.epoch, "batch": delivery.index + 1}
         self._is_in_use = True
-        if not delivery.is_on_device:
-            return
-        self.latest = delivery.batch
-        if self._stream is not None:
+        if delivery.is_on_device and self._stream is not None:
             # The memory belongs to the side stream. It must not be reused while kernels on the current stream may read
             # it.
             current = torch.cuda.current_stream(self._device)
@@ -148,7 +138,7 @@ class DevicePrefetcher:
         """Records the end of the latest batch's step; the slot is free once the device reaches it."""
         if self._running is None or not self._is_in_use:
             return
-        self.latest, self._is_in_use, end = None, False, None
+        self._is_in_use, end = False, None
         if self._stream is not None:
             end = _event()
             end.record(torch.cuda.current_stream(self._device))
@@ -165,7 +155,7 @@ class DevicePrefetcher:
         self._loader.load_state_dict(self.state_dict())
 
     def _stop(self) -> None:
-        self.latest, self._is_in_use = None, False
+        self._is_in_use = False
         self._launched.clear()
         running, self._running = self._running, None
         if running is not None:

@@ -24,7 +24,7 @@ def packed(files, tar_format=tarfile.PAX_FORMAT):
 def walked(tmp_path, content):
     path = tmp_path / "a.tar"
     path.write_bytes(content)
-    return [(each.name, bytes(content[each.offset : each.offset + each.size])) for each in members(path)]
+    return [(each.name, bytes(content[each.offset_data : each.offset_data + each.size])) for each in members(path)]
 
 
 @FORMATS

@@ -110,17 +110,15 @@ class BadSamples:
                 f"{self._name}: training sample {last.index} could not be loaded by a worker {place}. {_SHARED}"
             )
         ids = [*self.indices, last.index]
-        out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
-        is_of_code = last.reason.startswith(_OF_CODE)
-        if is_of_code:
-            out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise s{out[1:]}"
+        way_out = _mend_first(last, f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}.")
         if self._most == 0:
-            more = " loader.max_skipped=1 leaves out what fails." if self._may_skip and not is_of_code else ""
-            return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {out}{more}")
+            may_help = self._may_skip and not last.reason.startswith(_OF_CODE)
+            more = " loader.max_skipped=1 leaves out what fails." if may_help else ""
+            return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {way_out}{more}")
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(
             f"{self._name}: {len(ids)} training samples could not be loaded, and loader.max_skipped={self._most} "
-            f"allows no more. Before: {before}. Now {last.index} {place}. {out}"
+            f"allows no more. Before: {before}. Now {last.index} {place}. {way_out}"
         )
 
     def _skipping(self, ids: Sequence[int]) -> str:
@@ -137,10 +135,15 @@ def evaluation_error(name: str, lost: LostSample, batch: int, loads: Loads | Non
     sample, place = f"{name}: evaluation sample {lost.index} could not be loaded", f"(batch {batch}): {lost.reason}."
     if loads is not None and loads(0, lost.index):
         return DataError(f"{sample} by a worker {place} {_SHARED}")
-    way_out = "Repair it or remove it from the set: evaluation leaves nothing out."
-    if lost.reason.startswith(_OF_CODE):
-        way_out = f"Do other samples raise it too? Then mend the code of the dataset. Otherwise r{way_out[1:]}"
+    way_out = _mend_first(lost, "Repair it or remove it from the set: evaluation leaves nothing out.")
     return DataError(f"{sample} {place} {way_out}")
+
+
+def _mend_first(lost: LostSample, way_out: str) -> str:
+    if not lost.reason.startswith(_OF_CODE):
+        return way_out
+    doubt = "Do other samples raise it too? Then mend the code of the dataset. Otherwise"
+    return f"{doubt} {way_out[0].lower()}{way_out[1:]}"
 
 
 def unread_batch(dataset: Any, method: str, request: BatchRequest, purpose: str, error: Exception) -> DataError:

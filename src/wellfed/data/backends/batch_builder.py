@@ -153,12 +153,15 @@ class BatchBuilder:
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
+            if is_of_the_machine(error) or isinstance(error, WellfedError):
+                raise
             failed = {one.index for one in lost}
             indices = [index for index in request.indices.tolist() if index not in failed]
-            fault = self._collate_fault(samples, indices, request, error)
-            if fault is None:
+            is_own = default_collate not in (self._collate, getattr(self._collate, "collate", None))
+            if is_own or len(samples) != len(indices):
+                error.add_note(f"while collating {request.place(self.purpose)}")
                 raise
-            raise fault from error
+            raise self._unlike(samples, indices, request, error) from error
 
     def _samples_alike(self, request: BatchRequest) -> tuple[Any, list[LostSample]]:
         """Reads the samples. Repeats it with seeded generators if they draw from a generator."""
@@ -242,21 +245,12 @@ class BatchBuilder:
     def _seed(self, epoch: int, index: int) -> None:
         generators.seed_for_sample(seed_from(self.seed, epoch, index), self._held)
 
-    def _collate_fault(
-        self, samples: Any, indices: Sequence[int], request: BatchRequest, error: Exception
-    ) -> DataError | None:
-        """Returns the error of samples of different layouts, which names the one at fault; ``error`` of a user's own
-        collate function gets a note instead, and None is returned."""
-        if is_of_the_machine(error) or isinstance(error, WellfedError):
-            return None
-        place = f"{self.purpose} batch {request.batch} of epoch {request.epoch}"
-        is_own = default_collate not in (self._collate, getattr(self._collate, "collate", None))
-        if is_own or len(samples) != len(indices):
-            error.add_note(f"while collating {place}")
-            return None
+    def _unlike(self, samples: Any, indices: Sequence[int], request: BatchRequest, error: Exception) -> DataError:
+        """Returns the error of samples that torch can't collate, which names the one at fault."""
         shapes = [shapes_of(sample) for sample in samples]
         wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
+        place = request.place(self.purpose)
         beside = f"; sample {indices[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
         return DataError(
             f"{type(self.dataset).__name__}: sample {indices[wrong]} can't be collated into {place}: {reason}. It is "

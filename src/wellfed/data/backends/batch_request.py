@@ -41,13 +41,17 @@ class BatchRequest:
         """Returns the same request with other indices."""
         return BatchRequest(self.epoch, self.batch, indices)
 
+    def place(self, purpose: str) -> str:
+        """Returns the number of the batch, for messages about ``purpose`` (training, evaluation)."""
+        return f"{purpose} batch {self.batch} of epoch {self.epoch}"
+
     def described(self, purpose: str) -> str:
-        """Returns the batch and its first indices, for messages about ``purpose`` (training, evaluation)."""
-        name = f"{purpose} batch {self.batch} of epoch {self.epoch}"
+        """Returns the batch and its first indices, for messages."""
         indices = self.indices.tolist()
         listed = ", ".join(map(str, indices[:_LISTED]))
         more = len(indices) - _LISTED
-        return f"{name} (sample{'s' * (len(indices) > 1)} {listed}{f' and {more} more' if more > 0 else ''})"
+        listed += f" and {more} more" if more > 0 else ""
+        return f"{self.place(purpose)} (sample{'s' * (len(indices) > 1)} {listed})"
 
 
 def _from_numpy(epoch: int, batch: int, indices: Any) -> BatchRequest:

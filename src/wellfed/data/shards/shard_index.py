@@ -114,7 +114,7 @@ def _store_members(path: Path, folder: Path) -> None:
         key, part = split
         if not keys or key != keys[-1]:
             keys.append(key)
-        found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
+        found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset_data, member.size))
     if len({each[:2] for each in found}) < len(found):
         raise DataError(f"{path}: a sample has two members of one suffix. Make the shard again.")
     # ASCII, so that any name can be written

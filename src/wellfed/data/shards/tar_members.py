@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from wellfed.errors import DataError
 
-_AT_ONCE = 2**20
-"""Bytes read at once."""
+_REST = 2**20
+"""Bytes looked at behind the last member. tar writes some KiB of zeros."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A file in a tar file."""
-
-    name: str
-    offset: int
-    """Offset of its first byte in the tar file."""
-    size: int
-
-
-def members(path: Path) -> Iterator[Member]:
-    """Yields all files of a tar file in order.
+def members(path: Path) -> Iterator[tarfile.TarInfo]:
+    """Yields all files of a tar file in order; ``offset_data`` is the offset of a file's first byte.
 
     Raises:
         DataError: the file can't be read, is not a plain tar file, is damaged or cut off, or holds links.
@@ -40,7 +29,7 @@ def members(path: Path) -> Iterator[Member]:
                 if not info.isreg() or info.issparse():
                     problem = f"holds {info.name}, which is a link, sparse or no file"
                     raise DataError(f"{path} {problem}. Pack it again with plain files: tar --hard-dereference.")
-                yield Member(info.name, info.offset_data, info.size)
+                yield info
             _check_end(path, file, archive.offset)
     except tarfile.TarError as error:
         problem = f"can't be read as a tar file ({error}): it is damaged, cut off, empty or compressed"
@@ -52,11 +41,9 @@ def members(path: Path) -> Iterator[Member]:
 def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
     """Raises a DataError unless zeros follow the last member. tarfile ends at a damaged header without an error."""
     file.seek(offset)
-    rest = file.read(_AT_ONCE)
+    rest = file.read(_REST)
     if not rest:
         raise DataError(f"{path} ends without the blocks of zeros that close it: it was cut off. Make it again.")
-    while rest:
-        if any(rest):
-            problem = f"can't be read behind byte {offset}: a header is damaged, or another archive follows"
-            raise DataError(f"{path} {problem}. Make it again.")
-        rest = file.read(_AT_ONCE)
+    if any(rest):
+        problem = f"can't be read behind byte {offset}: a header is damaged, or another archive follows"
+        raise DataError(f"{path} {problem}. Make it again.")
