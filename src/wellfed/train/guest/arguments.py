@@ -79,7 +79,7 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
             way_out = f"Set {WHERE}.{near}." if near else f"Its arguments: {', '.join(sorted(known))}."
             yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
         elif knob := _KNOBS.get(name):
-            yield Fault(where, f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
+            yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
         elif name == "strategy" and not _is_kind_of(value, trainer.strategy.value, trainer.world_size):
             problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
             yield Fault(where, problem, "Set trainer.strategy, and leave it out; or name a variant of ddp on several.")
