@@ -235,7 +235,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
 
     setattr(owner, name, full_at_the_second)
     batches = tiny.loader(rank=rank, world_size=2)
-    loop.fit(loop.model(), batches, checkpoints=callback, devices=2, strategy="ddp", max_steps=4)
+    loop.fit(loop.model(), batches, checkpoints=callback, devices=2, strategy="ddp", max_steps=5)
     (folder / f"{rank}.json").write_text(json.dumps([told, saved]))
 
 
@@ -251,9 +251,9 @@ def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fail
     for process in ranks:
         process.join(40)
         process.kill()
-    assert json.loads((tmp_path / "0.json").read_text()) == [[4], [2, 4]]
+    assert json.loads((tmp_path / "0.json").read_text()) == [[4], [2, 5]]
     assert json.loads((tmp_path / "1.json").read_text()) == [[], []]
-    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 5
     assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
