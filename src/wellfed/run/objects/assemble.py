@@ -38,14 +38,13 @@ def make_objects(config: RunConfig) -> RunObjects:
         target = workload.model.get("_target_")
         problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."
         raise ConfigError.of("workload.data", problem, "Set workload.data._target_=<package>.<module>.<name>.")
-    data_module, owner = owner, model if given is None else owner
+    owner = model if given is None else owner
     objects = RunObjects(
         Datasets(None) if given is None else given,
         model,
         None,
         is_lightning_module=is_module,
         has_sparse_gradients=gives_sparse_gradients(model),
-        data_module=data_module,
         given=None if owner is not None else given,
     )
     if not is_module:
@@ -79,7 +78,7 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     config, data = with_derived(config, objects.data)
     check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
-    objects = replace(objects, why_guest=why_guest(objects.model, objects.data_module, objects.callbacks))
+    objects = replace(objects, why_guest=why_guest(objects))
     check_arguments(config, objects)
     if objects.why_guest and objects.guest is None:  # a callback of Lightning came with a plain model
         objects = as_guest(config, objects, loaders_of(config, None, objects.given))

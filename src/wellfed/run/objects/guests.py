@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test")
 
 
-def why_guest(model: Any, data_module: Any, callbacks: Mapping[str, Any]) -> str:
+def why_guest(objects: RunObjects) -> str:
     """Returns why a run trains under Lightning's own Trainer; empty for a plain model, which the engine's loop trains.
 
     Does not import Lightning.
     """
-    if is_of_lightning(model, "LightningModule"):
-        return f"{type(model).__name__} is a LightningModule"
-    if data_module is not None:
-        return f"{type(data_module).__name__} is a LightningDataModule"
-    for name, callback in callbacks.items():
+    if objects.is_lightning_module:
+        return f"{type(objects.model).__name__} is a LightningModule"
+    if objects.guest is not None and objects.guest.owner is not None:
+        return f"{type(objects.guest.owner).__name__} is a LightningDataModule"
+    for name, callback in objects.callbacks.items():
         if is_of_lightning(callback, "Callback"):
             return f"callbacks.{name} is a callback of Lightning"
     return ""
@@ -138,7 +138,7 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
     Args:
         total_steps: steps of the learning-rate schedule; None = unknown.
     """
-    if is_of_lightning(objects.model, "LightningModule"):
+    if objects.is_lightning_module:
         return objects.model
     from wellfed.run.objects.evaluation import make_metrics
     from wellfed.run.objects.optimizers import make_optimizer, make_scheduling

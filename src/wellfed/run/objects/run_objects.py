@@ -36,8 +36,6 @@ class RunObjects:
     callbacks: Mapping[str, Any] = field(default_factory=dict)
     footprints: KnownFootprints | None = None
     """Footprints already known for this way of training."""
-    data_module: Any = None
-    """The LightningDataModule of the data."""
     given: Datasets | None = None
     """The data as the user's code returned them; None if a module of Lightning has them."""
 

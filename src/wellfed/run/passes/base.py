@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
@@ -37,6 +37,7 @@ from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.pruning import Pruner, Pruning
 from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.training import Limits
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 _MOST_EXAMINED = 200
@@ -44,7 +45,7 @@ _MOST_EXAMINED = 200
 
 
 class RunPasses:
-    """Common part of the passes of one run; `evaluate` of its two kinds runs a pass over the test split."""
+    """Common part of the passes of one run."""
 
     def __init__(
         self,
@@ -66,6 +67,8 @@ class RunPasses:
         self._loader = self._open_loader()
         self.steps_per_epoch: int | None = getattr(self._loader, "steps_per_epoch", None)
         """Batches of one pass over the training data; None if they are unknown."""
+        trainer, every = config.trainer, config.trainer.validate_every_steps
+        self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
         self.is_pruned = False
         """A pruner has ended the training early."""
         self.figures = Figures(self._log, every=config.trainer.log_every_steps, stops_on_nan=stops_on_nan)
@@ -89,6 +92,14 @@ class RunPasses:
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
         """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
+        if not self.evaluates("test"):
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+        self._evaluate("test", checkpoint)
+        latest = self.figures.latest.items()
+        return {name.removeprefix("test/"): value for name, value in latest if name.startswith("test/")}
+
+    def _evaluate(self, split: str, checkpoint: Path | None) -> None:
+        """Makes a pass over the split, with a checkpoint's weights or the current ones."""
         raise NotImplementedError
 
     def test(self) -> dict[str, Path]:
@@ -110,12 +121,7 @@ class RunPasses:
 
     def _artifacts(self) -> dict[str, Path]:
         """Returns the files that the evaluation writes."""
-        return {}
-
-    def _tested(self) -> dict[str, float]:
-        """Returns the metrics of the test split."""
-        latest = self.figures.latest.items()
-        return {name.removeprefix("test/"): value for name, value in latest if name.startswith("test/")}
+        raise NotImplementedError
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final weights could not be saved."""
@@ -161,6 +167,15 @@ class RunPasses:
         """Returns a context in which the workload's code logs pictures and tables. Rank 0 alone logs."""
         books = self._books
         return nullcontext() if self._rank > 0 else logged_to(books.journal.sink, lambda: books.progress.step)
+
+    def _starting(self, on_start: Callable[[], None]) -> Callable[[], None]:
+        """Returns a function to call when training begins."""
+
+        def started() -> None:
+            on_start()
+            self._name_data_parallel()
+
+        return started
 
     def _bar(self, console: Console, total_steps: int | None) -> Bar:
         live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.readiness import StepSummary, summarise
@@ -77,8 +77,6 @@ class GuestPasses(RunPasses):
         super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=False)
         if self._loader is None:
             self.steps_per_epoch = self._length()
-        every = trainer.validate_every_steps
-        self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, books.journal.event)
@@ -245,17 +243,12 @@ class GuestPasses(RunPasses):
 
     def _steps(self, clock: StepClock, watch: Watch, on_start: Callable[[], None], **more: Any) -> Steps:
         books = self._books
-
-        def started() -> None:
-            on_start()
-            self._name_data_parallel()
-
         return Steps(
             clock,
             books.journal.steps,
             books.progress,
             watch,
-            on_start=started,
+            on_start=self._starting(on_start),
             on_step=self._stepped,
             on_first=books.first_batch,
             on_batch=self.ranks.on_batch,
@@ -365,13 +358,6 @@ class GuestPasses(RunPasses):
             arguments = arguments_of(self._loaders, [self._split(split)], ["dataloaders"])
             weights_only = None if checkpoint is None else True
             run(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
-
-    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
-        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
-        if not self.evaluates("test"):
-            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
-        self._evaluate("test", checkpoint)
-        return self._tested()
 
     def _artifacts(self) -> dict[str, Path]:
         artifacts = getattr(self.module, "artifacts_of_test", None)

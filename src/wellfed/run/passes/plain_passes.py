@@ -15,7 +15,6 @@ from wellfed import generators
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.data.own_loader import loader_of
-from wellfed.errors import ConfigError
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
@@ -68,8 +67,6 @@ class PlainPasses(RunPasses):
         objects, trainer = objects.for_features(plan.memory.features), config.trainer
         stops_on_nan = trainer.on_nan.value == "raise"
         super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=stops_on_nan)
-        every = trainer.validate_every_steps
-        self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
         self._total_steps = self._limits.total_steps(self.steps_per_epoch)
         self._shares_evaluation = self._can_share_evaluation()
         self._model = self._placed_model(may_adapt)
@@ -184,16 +181,11 @@ class PlainPasses(RunPasses):
     def _watchers(self, on_start: Callable[[], None]) -> Watchers:
         """Returns what a timed training has, too."""
         books = self._books
-
-        def started() -> None:
-            on_start()
-            self._name_data_parallel()
-
         return Watchers(
             take_rows=books.journal.steps,
             progress=books.progress,
             sync_search=self._sync_search(),
-            on_start=started,
+            on_start=self._starting(on_start),
             on_first_batch=books.first_batch,
             on_batch=self.ranks.on_batch,
             on_step=self._stepped,
@@ -257,10 +249,7 @@ class PlainPasses(RunPasses):
         ):
             yield deliveries
 
-    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
-        """Returns the metrics of the test split, with a checkpoint's weights or the current ones."""
-        if not self.evaluates("test"):
-            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+    def _evaluate(self, split: str, checkpoint: Path | None) -> None:
         self._model.begin()
         # Rank 0 alone has the folder of the run.
         checkpoint = self._model.place.broadcast(checkpoint and checkpoint.resolve())
@@ -268,9 +257,8 @@ class PlainPasses(RunPasses):
             trusted = self._config.trainer.trusted_checkpoints
             self._model.load_of_rank_0(lambda: load_checkpoint(checkpoint, trusted=trusted)["state_dict"])
         self._model.hold_features(self.figures.step)
-        with self._open_split("test") as deliveries:
-            self.figures.write("test", self._model.evaluate("test", deliveries, self.figures.step))
-        return self._tested()
+        with self._open_split(split) as deliveries:
+            self.figures.write(split, self._model.evaluate(split, deliveries, self.figures.step))
 
     def _artifacts(self) -> dict[str, Path]:
         return dict(self._model.plain.evaluation.artifacts(self._books.folder))

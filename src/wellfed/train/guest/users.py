@@ -14,8 +14,6 @@ from lightning.pytorch.callbacks import (
 
 from wellfed.extras import other_lightning
 
-"""Hooks that Lightning calls between the start of a step and the update of the weights."""
-
 
 def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
     """Returns problem and advice for an object that can't be a callback; None if it can."""
