@@ -51,10 +51,12 @@ class EpochOrder:
     ) -> None:
         self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._num_samples, self._drop_last, self._limit = num_samples, drop_last, limit_batches
+        self._num_samples = num_samples
         self.skip_ids = tuple(sorted({index for index in skip_ids if 0 <= index < num_samples}))
         self.num_kept = num_samples - len(self.skip_ids)
-        self.num_batches = self._num_steps(self.num_kept)
+        whole, left = divmod(self.num_kept, batch_size)
+        num_steps = whole if drop_last or not left else whole + 1
+        self.num_batches = num_steps if limit_batches is None else min(num_steps, limit_batches)
         self._cached: tuple[int, Tensor] | None = None
         """An epoch and its order."""
 
@@ -70,7 +72,14 @@ class EpochOrder:
         """Returns the dataset indices of an epoch in the order of training, int32 or int64 ``[kept samples]``."""
         key = epoch if self._shuffle else 0
         if self._cached is None or self._cached[0] != key:
-            order = self._whole(epoch)
+            # Half the memory of int64 is enough for most.
+            kind = torch.int32 if self._num_samples <= torch.iinfo(torch.int32).max else torch.int64
+            generator = torch.Generator().manual_seed(seed_from(self._seed, epoch))
+            order = (
+                torch.randperm(self._num_samples, dtype=kind, generator=generator)
+                if self._shuffle
+                else torch.arange(self._num_samples, dtype=kind)
+            )
             if self.skip_ids:
                 order = order[~torch.isin(order, torch.tensor(self.skip_ids, dtype=order.dtype))]
             self._cached = key, order
@@ -92,16 +101,3 @@ class EpochOrder:
                 offset, count = (own.start, len(own)) if own else (0, 1)
             # narrow takes half the time of a slice
             yield Share(batch, order.narrow(0, start + offset, count), total, not own)
-
-    def _num_steps(self, num_samples: int) -> int:
-        whole, left = divmod(num_samples, self._batch_size)
-        number = whole if self._drop_last or not left else whole + 1
-        return number if self._limit is None else min(number, self._limit)
-
-    def _whole(self, epoch: int) -> Tensor:
-        # Half the memory of int64 is enough for most.
-        kind = torch.int32 if self._num_samples <= torch.iinfo(torch.int32).max else torch.int64
-        if not self._shuffle:
-            return torch.arange(self._num_samples, dtype=kind)
-        generator = torch.Generator().manual_seed(seed_from(self._seed, epoch))
-        return torch.randperm(self._num_samples, dtype=kind, generator=generator)

@@ -3,7 +3,7 @@ import tarfile
 
 import pytest
 
-from wellfed.data.shards.tar_members import members
+from wellfed.data.shards.shard_index import tar_members as members
 from wellfed.errors import DataError
 
 FILES = [("a/1.wav", b"x" * 700), ("a/1.cls", b"3"), (f"{'d/' * 100}2.wav", b""), ("é_2.cls", b"4" * 512)]

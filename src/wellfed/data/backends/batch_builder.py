@@ -125,22 +125,18 @@ class BatchBuilder:
         )
 
     def _by_fetch(self, request: BatchRequest) -> BuiltBatch:
+        place = self.seed, request.epoch, request.batch, self._rank
+        # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
+        indices = request.indices.clone() if request.indices.dtype is torch.int64 else request.indices.long()
         try:
-            if not self._held:
-                return BuiltBatch(self._fetch(request))
-            with self.turn:
-                generators.seed_held(self._held, seed_from(self.seed, request.epoch, request.batch, self._rank))
-                return BuiltBatch(self._fetch(request))
+            with self.turn if self._held else nullcontext():
+                if self._held:
+                    generators.seed_held(self._held, seed_from(*place))
+                return BuiltBatch(self.dataset.fetch(indices, rng_of_batch(*place)))
         except Exception as error:
             if is_of_the_machine(error) or isinstance(error, WellfedError):
                 raise
             raise unread_batch(self.dataset, "fetch", request, self.purpose, error) from error
-
-    def _fetch(self, request: BatchRequest) -> Batch:
-        rng = rng_of_batch(self.seed, request.epoch, request.batch, self._rank)
-        # A copy, since the dataset may write to it and the indices are a view of the epoch's order.
-        indices = request.indices
-        return self.dataset.fetch(indices.clone() if indices.dtype is torch.int64 else indices.long(), rng)
 
     def _by_item(self, request: BatchRequest) -> BuiltBatch:
         if self._takes_rng and not self._held:

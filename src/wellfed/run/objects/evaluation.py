@@ -9,10 +9,10 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
 from wellfed.data.eval_loader import EvalLoader
-from wellfed.data.item_checks import check_items
 from wellfed.data.own_loader import BareStream, OwnEvalLoader, loader_of
 from wellfed.data.remade_loader import remade, typed_changes
 from wellfed.data.settings import LoaderSettings
+from wellfed.data.train_loader import check_items
 from wellfed.errors import ConfigError, DataError
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.datasets import of_split
