@@ -21,8 +21,6 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch
 
 Move = Callable[[Batch, torch.device], Batch]
-_LOOK_S = 0.1
-"""Seconds between checks for a stop while a thread waits for a free slot."""
 _STOP_S = 2.0
 """Maximum seconds to wait for a thread to stop."""
 _LAUNCHED = 2
@@ -201,6 +199,7 @@ class _ReadAhead:
     def stop(self) -> None:
         """Stops reading, and waits up to `_STOP_S` for the current batch."""
         self._is_stopped = True
+        self.free.put(None)  # wakes the thread
         self._thread.join(_STOP_S)
 
     def _run(self) -> None:
@@ -221,12 +220,7 @@ class _ReadAhead:
 
     def _has_slot(self) -> bool:
         """Waits for a free slot; False = stopped."""
-        while not self._is_stopped:
-            try:
-                after = self.free.get(timeout=_LOOK_S)
-            except queue.Empty:
-                continue
-            if after is not None:
-                after.synchronize()
-            return not self._is_stopped
-        return False
+        after = self.free.get()
+        if after is not None and not self._is_stopped:
+            after.synchronize()
+        return not self._is_stopped

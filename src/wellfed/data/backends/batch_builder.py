@@ -80,9 +80,10 @@ class BatchBuilder:
         if is_first:
             self._begin(request.epoch)
         self._slowest = None, None
-        built = self._built(request)
+        build = self._by_fetch if self.has_fetch else self._by_item
+        built = build(request)
         if is_first and self._finds_generators():  # made while the first batch was read
-            built = self._built(request)
+            built = build(request)
         wall_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - began_cpu_s
         built.took = BuildTime(1e3 * wall_s, 1e3 * cpu_s, *self._slowest)
         return built
@@ -99,9 +100,6 @@ class BatchBuilder:
         """Looks for generators that dataset and collate function hold; returns whether one is new."""
         before, self._held = self._held, generators.held_by((self.dataset, self._collate))
         return any(all(each is not known for known in before) for each in self._held)
-
-    def _built(self, request: BatchRequest) -> BuiltBatch:
-        return self._by_fetch(request) if self.has_fetch else self._by_item(request)
 
     def state_of_data(self) -> list[Any]:
         """Returns values that differ once a user has changed the dataset or the collate function."""
