@@ -1,6 +1,7 @@
 """Trains the tiny workload by the loop for plain models, without the command line."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from wellfed.train.loop.callbacks import Callback
 from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.loop.training import Limits, Training
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.plain_model.scheduling import Schedule
 from wellfed.train.step.train_step import StepOptions
 
@@ -58,7 +58,8 @@ def training(placed: PlacedModel, batches: Any = None, *, gradient_clip: float |
     where = {name: more.pop(name) for name in PLACE if name in more}
     if where:
         placed.place = Place(PlaceOptions(**where))
-    placed.gradient_clip = gradient_clip or placed.gradient_clip
+    if gradient_clip is not None:
+        placed.options = replace(placed.options, gradient_clip=gradient_clip)
     limits = {"max_steps": 20, **{name: more.pop(name) for name in LIMITS if name in more}}
     return Training(placed, batches or tiny.loader(), Limits(**limits), **{"clock": StepClock(), **more})
 

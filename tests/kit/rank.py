@@ -17,9 +17,8 @@ from tests.kit import loop, tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.gradients import GradientAverage
 from wellfed.train.step.train_step import StepOptions
 
@@ -141,6 +140,7 @@ def main(settings: dict[str, Any]) -> None:
         eval_data={"val": data, "test": data},
         micro=MicroBatches(settings["micro"]),
         options=StepOptions(
+            gradient_clip=settings.get("gradient_clip"),
             seed=1,
             on_oom="retry" if settings.get("retry", True) else "fail",
             may_adapt=settings.get("may_adapt", True),
@@ -150,12 +150,12 @@ def main(settings: dict[str, Any]) -> None:
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
     where = {name: settings[name] for name in loop.PLACE if name in settings}
-    placed = PlacedModel(model, setup, Place(PlaceOptions(**where)), settings.get("gradient_clip"))
+    placed = PlacedModel(model, setup, Place(PlaceOptions(**where)))
     Momentum.lack = lack
     prepare = GradientAverage.prepare
 
     def asked(average: GradientAverage) -> Any:
-        lack.come_to("sums", placed.device, placed.plain.micro.size)
+        lack.come_to("sums", placed.device, placed.micro.size)
         return prepare(average)
 
     GradientAverage.prepare = asked
@@ -191,7 +191,7 @@ def main(settings: dict[str, Any]) -> None:
             "events": events,
             "seen": model.seen,
             "rows": rows,
-            "micro": placed.plain.micro.tried,
+            "micro": placed.micro.tried,
         },
         Path(settings["folder"]) / f"rank{rank}.pt",
     )

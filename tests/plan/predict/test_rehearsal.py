@@ -67,7 +67,7 @@ def test_a_run_takes_what_was_predicted(precision, micro, checkpointed):
     if checkpointed:
         checkpoint_blocks(model)
     placed = loop.model(micro=micro, model=model)
-    placed.plain.make_optimizer = make_optimizer
+    placed.make_optimizer = make_optimizer
     counter = Counter()
     counter.track_external(placed.model)
     with as_on_cuda(), counter:

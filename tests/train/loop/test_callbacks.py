@@ -40,7 +40,7 @@ def test_averages_are_those_of_lightning(tmp_path: Path, arguments: dict[str, An
     trainer = pl.Trainer(accelerator="cpu", max_steps=7, callbacks=[average], default_root_dir=tmp_path, **off)
     trainer.fit(module, tiny.loader())
     placed = loop.model()
-    placed.plain.lr_factor = lambda step: 1.0
+    placed.lr_factor = lambda step: 1.0
     kept = loop.checkpoints(tmp_path)
     loop.fit(placed, callbacks={"ema": Ema(**arguments)}, checkpoints=kept, max_steps=7)
     expected = {name: value for name, value in module.state_dict().items() if name != "seen"}
@@ -76,7 +76,7 @@ def test_validations_are_of_the_average_and_training_is_not(tmp_path: Path) -> N
     trained = torch.cat([current[f"model.{name}"].flatten() for name, _ in without.model.named_parameters()])
     assert torch.equal(trained, loop.weights(without))
     assert figures.latest["val/loss"] != alone.latest["val/loss"]
-    assert placed.plain.evaluation.compute()["loss"] == figures.latest["val/loss"]
+    assert placed.evaluation.compute()["loss"] == figures.latest["val/loss"]
 
 
 def asked(stopping: EarlyStopping, *values: float, at_epoch_end: bool = True) -> list[str | None]:

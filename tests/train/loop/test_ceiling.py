@@ -124,7 +124,7 @@ def test_weights_buffers_generators_and_counts_are_as_before() -> None:
     events: list[str] = []
     placed = loop.model(model=Counting(), on_event=lambda kind, **facts: events.append(kind))
     loop.fit(placed, max_steps=3)
-    weights, drawn, options, totals = loop.weights(placed), generators(), placed.plain.options, placed.plain.totals
+    weights, drawn, options, totals = loop.weights(placed), generators(), placed.options, placed.totals
     totals.forget()
     totals.add("loss", torch.tensor(1.0), 1)
     placed.model.eval()
@@ -132,7 +132,7 @@ def test_weights_buffers_generators_and_counts_are_as_before() -> None:
     assert torch.equal(loop.weights(placed), weights)
     assert float(placed.model.steps) == 3
     assert generators() == drawn
-    assert placed.plain.options is options
+    assert placed.options is options
     assert not placed.model.training
     assert all(parameter.grad is None for parameter in placed.model.parameters())
     totals.commit()
@@ -151,5 +151,5 @@ def test_so_they_are_where_it_fails() -> None:
         run_ceiling(placed, few(), 5, StepClock())
     assert torch.equal(loop.weights(placed), weights)
     assert generators() == drawn
-    assert placed.plain.micro.size == 32
+    assert placed.micro.size == 32
     assert events == []

@@ -67,7 +67,7 @@ def test_a_card_with_room_for_two_batches() -> None:
             told.clear()
         placed = loop.model(on_event=lambda kind, **facts: events.append((kind, facts)))
         placed.place = Place(PlaceOptions("gpu"))
-        placed.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
+        placed.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
         with prefetched(placed, tiny.loader(data=Large()), ahead, is_training=True) as loader:
             loop.fit(placed, loader, watchers=Watchers(on_batch=see), max_epochs=2, max_steps=None)
         results.append((ids.copy(), loop.weights(placed).cpu()))

@@ -106,7 +106,7 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_same_batch_again() ->
     loop.fit(retried, figures=loop.figures(told))
     by_hand, expected = loop.model(micro=8, dropout=0.3), []
     loop.fit(by_hand, figures=loop.figures(expected))
-    assert retried.plain.micro.tried == [32, 16, 8]
+    assert retried.micro.tried == [32, 16, 8]
     assert torch.equal(loop.weights(retried), loop.weights(by_hand))  # dropout masks included
     assert told == expected  # a step that is done again is reported once
     assert [kind for kind, _ in events] == ["oom", "step_down", "oom", "step_down"]
@@ -230,7 +230,7 @@ def test_a_checkpoint_without_its_state_is_one_message(tmp_path: Path) -> None:
 def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
     def with_total(total: int) -> Any:
         placed = loop.model()
-        placed.plain.lr_factor = Schedule("cosine", 0, 0.0, total)
+        placed.lr_factor = Schedule("cosine", 0, 0.0, total)
         return placed
 
     loop.fit(with_total(4), checkpoints=loop.checkpoints(tmp_path), max_steps=4)

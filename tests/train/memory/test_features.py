@@ -141,8 +141,9 @@ def test_a_store_is_held_in_the_place_of_a_table_of_rows():
 
 
 def test_what_left_the_device_is_asked_of_the_data_again():
-    features = windows(torch.arange(10.0))
     for mode in ("cache_host", "dynamic"):
-        source = room.moved(hold(features, "cache", CPU), features, mode, CPU)
-        assert isinstance(source, room.Computed)
-        assert source.rows(torch.tensor([1])).tolist() == [[1, 2, 3, 4]]
+        table = FeatureTable(windows(torch.arange(10.0)), "cache", may_change=False)
+        table.hold(nn.Linear(1, 1), CPU, lambda *_, **__: None)
+        assert table.move_to(mode, CPU)
+        assert isinstance(table.source, room.Computed)
+        assert table.source.rows(torch.tensor([1])).tolist() == [[1, 2, 3, 4]]

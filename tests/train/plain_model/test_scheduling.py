@@ -141,9 +141,9 @@ def test_a_schedule_that_is_over_before_the_training_is_told(tmp_path: Path) -> 
 
 def test_a_training_that_is_only_timed_has_no_schedule() -> None:
     placed = loop.model(scheduling=Scheduling(plateau, None, "val/loss"))
-    with placed.plain.only_timed():
+    with placed.only_timed():
         loop.fit(placed, max_steps=4)
-    assert placed.plain.scheduling is not None
+    assert placed.scheduling is not None
 
 
 def test_linear_falls_evenly_to_its_floor_after_the_warm_up() -> None:

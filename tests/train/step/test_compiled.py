@@ -44,7 +44,7 @@ class OnePlace(Loss):
 
 def test_losses_and_gradients_of_several_micro_batches_are_kept() -> None:
     plain, graphed = loop.model(micro=8), loop.model(micro=8)
-    graphed.plain._loss = OnePlace(graphed.model, "none", print)
+    graphed._loss = OnePlace(graphed.model, "none", print)
 
     def note(weight: torch.Tensor) -> None:
         OnePlace.given.setdefault(weight, weight.grad)

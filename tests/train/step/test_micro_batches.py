@@ -10,11 +10,10 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import StepOptions
 

@@ -11,14 +11,16 @@ from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.plain_model.plain_training import PlainSetup
+from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.retry import StepRetry
 from wellfed.train.step.train_step import StepOptions
+
+CPU = torch.device("cpu")
 
 
 def out_of_memory() -> torch.OutOfMemoryError:
@@ -78,7 +80,7 @@ def test_a_step_done_again_is_the_same_step_bit_for_bit() -> None:
     loop.fit(retried, watchers=Watchers(take_rows=rows[0].extend), warmup_steps=0)
     by_hand = fresh(None, 8)
     loop.fit(by_hand, watchers=Watchers(take_rows=rows[1].extend), warmup_steps=0)
-    assert retried.plain.micro.tried == [32, 16, 8]
+    assert retried.micro.tried == [32, 16, 8]
     assert [[row.step for row in each if row.warmup] for each in rows] == [[1], []]  # its time is no figure
     assert retried.model.count == by_hand.model.count
     assert torch.equal(retried.model.latest, by_hand.model.latest)
@@ -90,7 +92,7 @@ def test_fifty_steps_with_retries_are_those_without() -> None:
 
     def module(fail: Any) -> PlacedModel:
         made = loop.model(fail=fail)
-        made.plain.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        made.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         return made
 
     def shrinking(size: int, call: int) -> BaseException | None:
@@ -100,7 +102,7 @@ def test_fifty_steps_with_retries_are_those_without() -> None:
     calm, disturbed = module(None), module(shrinking)
     loop.fit(calm, max_steps=50)
     loop.fit(disturbed, max_steps=50)
-    assert disturbed.plain.micro.tried == [32, 16, 8, 4]
+    assert disturbed.micro.tried == [32, 16, 8, 4]
     difference = (loop.weights(calm) - loop.weights(disturbed)).norm() / loop.weights(calm).norm()
     assert difference < 1e-5
 
@@ -177,14 +179,19 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "memory.features=dynamic (" not in text  # that was tried
 
 
+def nothing() -> dict[str, Any]:
+    """Arguments of a `StepRetry` on its own."""
+    alone = {"growth": MemoryGrowth(CPU), "ranks": Ranks(), "may_adapt": True}
+    return {"forget": lambda: None, "way_out": str, "on_event": Notes(), **alone}
+
+
 def runs_out() -> bool:
     raise out_of_memory()
 
 
 def test_a_last_fallback_that_runs_out_itself_is_told() -> None:
-    nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
-    start = StepStart(torch.nn.Linear(1, 1), torch.device("cpu"))
-    retry = StepRetry(Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)]), start, **nothing)
+    start = StepStart(torch.nn.Linear(1, 1), CPU)
+    retry = StepRetry(Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)]), start, **nothing())
     with pytest.raises(OutOfMemoryExhausted, match=r"then memory\.features=dynamic \(for which memory did not suffice"):
         retry.gradients(runs_out)
 
@@ -206,7 +213,7 @@ GROWING = [100, 110, 120, 131, 140]
 )
 def test_memory_that_grows_with_every_step_is_recognised(sizes: list[int], says: str) -> None:
     readings = iter(sizes)
-    growth = MemoryGrowth(torch.device("cpu"), lambda: next(readings) * 10**5)
+    growth = MemoryGrowth(CPU, lambda: next(readings) * 10**5)
     for step in range(1, 4 * len(sizes) + 1):
         growth.note(step)
     assert says in growth.describe()
@@ -241,7 +248,7 @@ def test_what_may_be_for_want_of_memory_steps_down_once() -> None:
     events = Notes()
     once = loop.model(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
     loop.fit(once, max_steps=4)
-    assert once.plain.micro.tried == [32, 16]
+    assert once.micro.tried == [32, 16]
     assert events.kinds == ["oom", "step_down"]
 
 
@@ -255,8 +262,7 @@ def test_of_host_memory_the_error_says_so() -> None:
 def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
     """Else a smaller try may find the card full of blocks that it has no use for."""
     device, reserved = torch.device("cuda", 0), []
-    nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
-    retry = StepRetry(Fallbacks(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing)
+    retry = StepRetry(Fallbacks(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing())
 
     def attempt() -> None:
         reserved.append(torch.cuda.memory_reserved(device))
@@ -290,7 +296,7 @@ class Fails(torch.optim.SGD):
 
 def trained(optimizer: Any, events: Any = None, **more: Any) -> PlacedModel:
     module = loop.model(on_event=events, dropout=0.2, **more)
-    module.plain.make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
+    module.make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
     loop.fit(module, max_steps=8)
     return module
 

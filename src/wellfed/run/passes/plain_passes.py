@@ -31,14 +31,13 @@ from wellfed.run.passes.ceiling import Ceiling
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel, misfits
+from wellfed.train.loop.placed_model import PlacedModel, PlainSetup, misfits
 from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.pruning import Pruner
 from wellfed.train.loop.sanity import try_splits
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
-from wellfed.train.plain_model.plain_training import PlainSetup
 from wellfed.train.plain_model.scheduling import Schedule
 from wellfed.train.plain_model.split_metrics import can_be_shared
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -71,7 +70,7 @@ class PlainPasses(RunPasses):
         self._shares_evaluation = self._can_share_evaluation()
         self._model = self._placed_model(may_adapt)
         self.ceiling = Ceiling(config, books, self._loader, self._run_ceiling)
-        evaluation, mode = self._model.plain.evaluation, trainer.best_mode
+        evaluation, mode = self._model.evaluation, trainer.best_mode
         best_mode: Any = evaluation.best_mode if mode is None else mode.value
         self._checkpoints = self._make_checkpoints(trainer.best_metric or evaluation.best_metric, best_mode)
 
@@ -90,6 +89,7 @@ class PlainPasses(RunPasses):
             eval_data={"val": data.val, "test": data.test},
             micro=MicroBatches(plan.memory.micro_batch),
             options=StepOptions(
+                gradient_clip=config.trainer.gradient_clip,
                 seed=config.seed,
                 feature_mode=plan.memory.features,
                 compile_mode=plan.device.compile,
@@ -119,7 +119,7 @@ class PlainPasses(RunPasses):
             precision=plan.device.precision,
             deterministic=config.trainer.deterministic,
         )
-        return PlacedModel(objects.model, setup, Place(place), config.trainer.gradient_clip)
+        return PlacedModel(objects.model, setup, Place(place))
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class PlainPasses(RunPasses):
             watchers.is_measured = IsMeasured(self._books.journal.summary, PRECISE)
         limits = Limits(max_steps=warmup + most_steps)
         self.ranks.begin()
-        with self._model.plain.unscheduled(), self._books.wall.running():
+        with self._model.unscheduled(), self._books.wall.running():
             self._train(limits, stop, None, clock=self._clock(), watchers=watchers, warmup_steps=warmup)
         self.ranks.compare()
 
@@ -261,7 +261,7 @@ class PlainPasses(RunPasses):
             self.figures.write(split, self._model.evaluate(split, deliveries, self.figures.step))
 
     def _artifacts(self) -> dict[str, Path]:
-        return dict(self._model.plain.evaluation.artifacts(self._books.folder))
+        return dict(self._model.evaluation.artifacts(self._books.folder))
 
     def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
         return misfits(self._model.whole, weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from types import MethodType
 from typing import Any
 
@@ -16,14 +16,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from lightning.pytorch.utilities import CombinedLoader
-from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.train.guest.data import replaced
 from wellfed.train.guest.marks import is_overridden, samples_of
 from wellfed.train.loop.ceiling import CEILING_BATCHES
+from wellfed.train.memory import step_start
 
 HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
 """Hooks of a LightningModule."""
@@ -106,28 +105,12 @@ def least_of_ranks(num_steps: int, trainer: pl.Trainer) -> int:
 @contextmanager
 def put_back(module: pl.LightningModule) -> Iterator[None]:
     """Restores parameters, buffers, modes and Trainer of the module on exit, and all generators."""
-    before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
-    modes = [(part, part.training) for part in module.modules()]
-    trainer, drawn = module._trainer, generators.state()
-    module.zero_grad()
+    trainer = module._trainer
     try:
-        yield
+        with step_start.put_back(module):
+            yield
     finally:
-        module.zero_grad()
-        with torch.no_grad():
-            for name, value in _tensors(module):
-                if name in before and before[name].shape == value.shape:
-                    value.copy_(before[name])
-        for part, mode in modes:
-            part.training = mode
         module.trainer = trainer
-        generators.restore(drawn)
-
-
-def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
-    """Yields parameters and buffers by name, except lazy ones."""
-    named = chain(module.named_parameters(), module.named_buffers())
-    return ((name, value) for name, value in named if not is_lazy(value))
 
 
 @contextmanager

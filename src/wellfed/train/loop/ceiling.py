@@ -15,6 +15,7 @@ from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Limits, Training, Watchers
+from wellfed.train.memory.step_start import put_back
 
 CEILING_BATCHES = 4
 """Number of distinct batches, used in turn so that caches don't make them cheaper than real ones."""
@@ -59,7 +60,7 @@ def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, 
     if steps == 0:
         return None
     rows: list[StepRow] = []
-    with model.put_back(), model.plain.only_timed():
+    with put_back(model.whole, model.device), model.only_timed():
         ready = [
             replace(delivery, batch=batches.to_device(delivery.batch, model.device), is_on_device=True)
             for delivery in deliveries

@@ -1,35 +1,92 @@
-"""Holds a plain model on the device of its rank, for all passes of a run: steps, evaluations, weights."""
+"""Holds a plain model on the device of its rank, with everything that its steps and evaluations need."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from wellfed import batches, generators
+from wellfed import batches
 from wellfed.batches import Delivery
+from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.observe.timing.step_clock import StepClock
+from wellfed.record.entries import OnEvent
 from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
-from wellfed.train.plain_model.plain_training import PlainSetup, PlainTraining
+from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
+from wellfed.train.memory.features import FeatureTable, in_eval_mode
+from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
+from wellfed.train.plain_model.evaluating import Evaluating
+from wellfed.train.plain_model.scheduling import Scheduling
+from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
-from wellfed.train.step.train_step import TrainStep
+from wellfed.train.step.step_passes import Computation
+from wellfed.train.step.totals import Totals
+from wellfed.train.step.train_step import StepOptions, TrainStep
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlainSetup:
+    """Data, options and metrics that a plain model is trained and evaluated with."""
+
+    train_data: Any
+    eval_data: Mapping[str, Any]
+    micro: MicroBatches
+    options: StepOptions
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    lr_factor: Callable[[int], float]
+    """Factor on the learning rate by step."""
+    on_event: OnEvent
+    scheduling: Scheduling | None = None
+    evaluation: Evaluation | Any | None = None
+    metrics: Any = None
+    features: Features | None = None
 
 
 class PlacedModel:
-    """A plain model on one device, or one of several ranks. All ranks call each method alike."""
+    """A plain model on one device, or one of several ranks, with its data, micro-batches, features and metrics.
 
-    def __init__(self, model: nn.Module, setup: PlainSetup, place: Place, gradient_clip: float | None = None) -> None:
-        """``gradient_clip``: maximum norm of all gradients; None = no limit."""
-        self.model, self.place, self.plain = model, place, PlainTraining(model, setup)
-        self.gradient_clip = gradient_clip
+    The model offers ``loss(batch)`` (see `wellfed.contract`). All ranks call each method alike.
+    """
+
+    def __init__(self, model: nn.Module, setup: PlainSetup, place: Place) -> None:
+        options = setup.options
+        self.model, self.place, self.options = model, place, options
+        self.micro, self.totals, self.on_event = setup.micro, Totals(), setup.on_event
+        self.make_optimizer, self.lr_factor, self.scheduling = setup.make_optimizer, setup.lr_factor, setup.scheduling
+        self.fallbacks = Fallbacks(self.micro, self._ways_down())
+        prepare = partial(Preparation, seed=options.seed, model=model)
+        self._prepare = prepare(setup.train_data)
+        self.evaluation = SplitMetrics(model, setup.evaluation, setup.metrics)
+        self.evaluating = Evaluating(
+            model,
+            self.evaluation,
+            {split: prepare(data) for split, data in setup.eval_data.items()},
+            may_halve=options.goes_on(is_training=False),
+            on_event=setup.on_event,
+            shares=options.shares_evaluation,
+        )
+        self._features: FeatureTable | None = None
+        if setup.features is not None:
+            mode = options.feature_mode or "dynamic"
+            self._features = FeatureTable(setup.features, mode, may_change=options.goes_on(is_training=True))
+        self._loss = Loss(
+            model, options.compile_mode, lambda message: setup.on_event("compile_failed", message=message)
+        )
+        self._lowered: Mapping[str, int] = {}
+        """Planned micro-batch of the checkpoint's run, and the smaller one that it continued with."""
         self.step: TrainStep | None = None
         """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)
@@ -60,14 +117,37 @@ class PlacedModel:
         assert self._wrapper is not None
         return self._wrapper
 
+    def source(self) -> FeatureSource | None:
+        """Returns the source of feature rows; None without features."""
+        return None if self._features is None else self._features.source
+
     def hold_features(self, step: int) -> None:
         """Fills the feature table, once."""
-        if self.plain.source() is None:
+        if self._features is None:
             return
         from wellfed.train.loop.sharding import gathered
 
         with gathered(self.wrapper) if self.place.is_sharded else nullcontext():
-            self.plain.hold_features(self.device, step)
+            self._features.hold(self.model, self.device, partial(self.on_event, step=step))
+
+    def _ways_down(self) -> list[Fallback]:
+        """Returns the fallbacks after micro-batches of one sample. They do not change what is learned."""
+
+        def checkpoint_activations() -> bool:
+            if self.options.compile_mode != "none" or is_checkpointed(self.model):
+                return False  # a compiled step would ignore it
+            return checkpoint_blocks(self.model) > 0
+
+        def move_features(mode: Any) -> bool:
+            return self._features is not None and self._features.move_to(mode, self.device)
+
+        return [
+            Fallback("memory.checkpoint_activations=true", checkpoint_activations),
+            *(
+                Fallback(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
+                for mode in FEATURE_MODES[1:]
+            ),
+        ]
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +166,12 @@ class PlacedModel:
     ) -> TrainStep:
         """Returns the optimizer step of the model, which marks its phases on the clock."""
         precision = Precision(self._precision.name, self.device.type, scaler)
-        step = self.plain.make_step(optimizer, precision, self.device, self._ranks(), self.gradient_clip)
+        computation = Computation(
+            self.model, self._loss, self._prepare, precision, self.device, self._ranks(), self.source
+        )
+        step = TrainStep(
+            computation, optimizer, self.fallbacks, self.options, totals=self.totals, on_event=self.on_event
+        )
         step.passes.mark, step.passes.now_s = clock.mark, clock.now_s
         self.step = step
         return step
@@ -96,7 +181,7 @@ class PlacedModel:
             return Shards(self.wrapper, self.device)
         if not self.place.is_replicated:
             return Ranks()
-        if self.plain.options.on_oom != "retry":
+        if self.options.on_oom != "retry":
             return Replicas(self.wrapper, self.device)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         return AgreeingReplicas(self.wrapper, self.device, weights)
@@ -112,7 +197,7 @@ class PlacedModel:
         try:
             delivery.batch = batches.to_device(delivery.batch, self.device)
         except Exception as error:
-            if not self.plain.options.goes_on(is_training=True) or oom.classify(error) is None:
+            if not self.options.goes_on(is_training=True) or oom.classify(error) is None:
                 raise
 
     def _convert(self, delivery: Delivery) -> None:
@@ -130,7 +215,7 @@ class PlacedModel:
         Args:
             look: called after each batch.
         """
-        evaluating = self.plain.evaluating
+        evaluating = self.evaluating
         self.take_all(split, deliveries, step, look)
         while evaluating.must_repeat:
             self.take_all(split, deliveries, step, look)
@@ -140,27 +225,21 @@ class PlacedModel:
         self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None] = lambda: None
     ) -> None:
         """Passes over a split once, in evaluation mode."""
-        evaluating, source = self.plain.evaluating, self.plain.source()
+        evaluating, source = self.evaluating, self.source()
         take: Callable[..., Any] = evaluating.take
         if self.place.is_sharded:
             take = partial(self.wrapper, evaluating.take)
         if self.place.is_replicated:  # as DDP does before each forward pass
             self.place.send(self.model.buffers())
-        modes = [(part, part.training) for part in self.model.modules()]
-        self.whole.eval()
         evaluating.begin()
-        try:
-            with torch.no_grad():
-                for delivery in deliveries:
-                    if self._converts:
-                        self._convert(delivery)
-                    with self._precision.forward() or nullcontext():
-                        take(split, delivery, source, self.device, step)
-                    del delivery  # frees its device memory while the next batch is fetched
-                    look()
-        finally:
-            for part, mode in modes:
-                part.training = mode
+        with in_eval_mode(self.whole), torch.no_grad():
+            for delivery in deliveries:
+                if self._converts:
+                    self._convert(delivery)
+                with self._precision.forward() or nullcontext():
+                    take(split, delivery, source, self.device, step)
+                del delivery  # frees its device memory while the next batch is fetched
+                look()
 
     # -- weights --------------------------------------------------------------------------------------------------
 
@@ -208,30 +287,64 @@ class PlacedModel:
             for group in optimizer.param_groups:
                 group["foreach"] = False
 
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def resume_lowered(self) -> None:
+        """Continues with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
+        if self._lowered.get("planned") == self.micro.size and self.micro.go_on_with(self._lowered["size"]):
+            _LOG.warning(
+                "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
+                self.micro.size,
+            )
+
+    def save_to(self, checkpoint: dict[str, Any], mean_of_ranks: Callable[[Tensor], Tensor] | None) -> None:
+        """Adds the lowered micro-batch and the running totals to a checkpoint."""
+        if len(self.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
+            checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
+        checkpoint["totals"] = self.totals.state_dict(mean_of_ranks)
+        checkpoint["trained"] = self._trained()
+
+    def load_from(self, checkpoint: Mapping[str, Any]) -> None:
+        """Restores what `save_to` has added to a checkpoint."""
+        self._lowered = dict(checkpoint.get("micro_batch", {}))
+        if "totals" in checkpoint:
+            self.totals.load_state_dict(checkpoint["totals"])
+        self._add_unfrozen(checkpoint)
+
+    def _trained(self) -> list[str]:
+        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+
+    def _add_unfrozen(self, checkpoint: Mapping[str, Any]) -> None:
+        """Adds weights that were frozen in the checkpoint's run to its optimizer's state, without a state of theirs."""
+        before, now = checkpoint.get("trained", []), self._trained()
+        has_groups = callable(getattr(self.model, "param_groups", None))
+        if has_groups or not set(before) < set(now) or not checkpoint.get("optimizer_states"):
+            return
+        (optimizer,) = checkpoint["optimizer_states"]
+        (group,) = optimizer["param_groups"]
+        optimizer["state"] = {now.index(before[number]): state for number, state in optimizer["state"].items()}
+        group["params"] = list(range(len(now)))
+
     @contextmanager
-    def put_back(self, *, only_buffers: bool = False) -> Iterator[None]:
-        """Restores weights, buffers, modes and generators on exit. Gradients are lost."""
-        named = self.whole.named_buffers() if only_buffers else self._tensors()
-        before = {name: value.detach().to("cpu", copy=True) for name, value in named}
-        modes = [(part, part.training) for part in self.whole.modules()]
-        drawn = generators.state(self.device)
-        self.whole.zero_grad()
+    def only_timed(self) -> Iterator[None]:
+        """Suppresses events, metrics and adaptation to out-of-memory errors within the block."""
+        kept = self.options, self.totals, self.on_event
+        self.options, self.totals = replace(self.options, may_adapt=False), Totals()
+        self.on_event = lambda kind, **facts: None
+        try:
+            with self.unscheduled():
+                yield
+        finally:
+            self.options, self.totals, self.on_event = kept
+
+    @contextmanager
+    def unscheduled(self) -> Iterator[None]:
+        """Removes the user's scheduler within the block, which has no epochs and no validations."""
+        kept, self.scheduling = self.scheduling, None
         try:
             yield
         finally:
-            self.whole.zero_grad()
-            with torch.no_grad():
-                for name, value in self._tensors():
-                    if name in before and before[name].shape == value.shape:
-                        value.copy_(before[name])
-            for part, mode in modes:
-                part.training = mode
-            generators.restore(drawn, self.device)
-
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights and buffers by name, except lazy ones."""
-        named = chain(self.whole.named_parameters(), self.whole.named_buffers())
-        return ((name, value) for name, value in named if not is_lazy(value))
+            self.scheduling = kept
 
 
 def misfits(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from wellfed.batches import Delivery
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.train.loop.placed_model import PlacedModel
+from wellfed.train.memory.step_start import put_back
 
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
 """Function that opens a few batches of a split."""
@@ -26,7 +27,7 @@ def try_splits(
     """
     for split, few in splits.items():
         try:
-            with model.put_back(only_buffers=True), logged_to(None), few() as deliveries:
+            with put_back(model.whole, model.device, only_buffers=True), logged_to(None), few() as deliveries:
                 metrics = _metrics(model, split, list(deliveries))
         except Exception as error:
             frames = traceback.walk_tb(error.__traceback__)
@@ -39,11 +40,11 @@ def try_splits(
 
 
 def _metrics(model: PlacedModel, split: str, deliveries: Sequence[Delivery]) -> dict[str, float]:
-    evaluating = model.plain.evaluating
+    evaluating = model.evaluating
     try:
         evaluating.must_repeat = True
         while evaluating.must_repeat:
             model.take_all(split, deliveries, 0)
-        return model.plain.evaluation.compute()
+        return model.evaluation.compute()
     finally:
         evaluating.begin()

@@ -41,7 +41,7 @@ def state_of(training: Training) -> dict[str, Any]:
         content["rng_of_ranks"] = place.gather(own)
     if training.scaler is not None:
         content["scaler"] = training.scaler.state_dict()
-    model.plain.save_to(content, place.mean if place.size > 1 else None)
+    model.save_to(content, place.mean if place.size > 1 else None)
     for callback in training.callbacks.values():
         callback.save_to(content)
     return content
@@ -65,7 +65,7 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
             callback.load_from(state)
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
-        model.plain.load_from(state)
+        model.load_from(state)
         model.load_optimizer_state(training.optimizer, state["optimizer_states"][0])
         if training.scaler is not None and "scaler" in state:
             training.scaler.load_state_dict(state["scaler"])

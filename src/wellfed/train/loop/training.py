@@ -180,19 +180,19 @@ class Training:
 
     def _set_up(self, checkpoint: Path | None) -> None:
         """Brings model and optimizer to their state before the next step."""
-        model, plain_model = self.model, self.model.plain
+        model = self.model
         model.begin()
-        self.optimizer = plain_model.make_optimizer(model.model)
-        if plain_model.scheduling is None:
-            self.rates = Rates(self.optimizer, plain_model.lr_factor)
+        self.optimizer = model.make_optimizer(model.model)
+        if model.scheduling is None:
+            self.rates = Rates(self.optimizer, model.lr_factor)
         else:
-            self.rates = ScheduledRates(self.optimizer, plain_model.scheduling, self._wall)
+            self.rates = ScheduledRates(self.optimizer, model.scheduling, self._wall)
         self.scaler = model.make_scaler()
         for callback in self.callbacks.values():
             callback.begin(model.whole, at_epoch_end=self.limits.validate_every_steps is None)
         self._rng = None if checkpoint is None else load_state(self, checkpoint)
         model.hold_features(self.number)
-        plain_model.resume_lowered()
+        model.resume_lowered()
         self.step = model.make_step(self.optimizer, self.scaler, self.clock)
         self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
         self.figures.begin(self.number, self.epoch)
@@ -209,7 +209,7 @@ class Training:
         if number == 0:
             watchers.sanity()
         if (rank := self._place.rank) and self._place.is_replicated:  # ranks of a sharded model draw alike
-            generators.seed_all(seed_from(self.model.plain.options.seed, rank, number))
+            generators.seed_all(seed_from(self.model.options.seed, rank, number))
         if watchers.trace is not None:
             watchers.trace.begin(self.model.device)
         watchers.progress.step = number
@@ -359,7 +359,7 @@ class Training:
         """Writes the means of training since the last row. Waits for the device."""
         if self.figures.handed_over_step == self.number:
             return
-        values = self.model.plain.totals.take(None if self._is_alone else self._place.mean)
+        values = self.model.totals.take(None if self._is_alone else self._place.mean)
         if values:
             values["lr"] = float(self.optimizer.param_groups[0]["lr"])
         for callback in self.callbacks.values():
@@ -510,7 +510,7 @@ class Training:
         self.clock.interrupt()
         self.watchers.on_save()
         first = max(self._checked_step + 1, self.figures.finite_step)  # a finite loss was computed before its step
-        losses = [self.model.plain.totals.state_dict()["sums"].get("loss")]
+        losses = [self.model.totals.state_dict()["sums"].get("loss")]
         is_good = is_finite(self.model.whole, self.model.device, [one for one in losses if one is not None])
         if self._place.any_of([not is_good])[0]:
             raise non_finite(first, self.number)

@@ -129,13 +129,6 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
     return DeviceTable(known, features.cut) if mode == "cache" else HostTable(known, device)
 
 
-def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
-    """Returns the same rows by a slower mode. Computes nothing and allocates no device memory."""
-    if mode == "cache_host" and isinstance(source, DeviceTable) and features.store is None:
-        return HostTable(source.table.cpu(), device)
-    return Computed(features)
-
-
 def blank(features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """Returns a source of the same size as `hold`, with rows of zeros that need no computing."""
     if not _is_held(features, mode):
@@ -158,11 +151,12 @@ class FeatureTable:
     def __init__(self, features: Features, mode: FeatureModeName, *, may_change: bool) -> None:
         """``may_change``: take a slower mode if the table does not fit."""
         self._features, self.mode, self._may_change = features, mode, may_change
-        self.source: FeatureSource = _NotHeld()
+        self.source: FeatureSource | None = None
+        """None until the table is held."""
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fills the table, unless that is done."""
-        if not isinstance(self.source, _NotHeld):
+        if self.source is not None:
             return
 
         def fill() -> None:
@@ -182,15 +176,15 @@ class FeatureTable:
                 fill()
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
-        """Changes to a slower mode; returns False if that mode or a slower one is in use."""
+        """Changes to a slower mode; returns False if that mode or a slower one is in use.
+
+        Computes nothing and allocates no device memory.
+        """
         if FEATURE_MODES.index(mode) <= FEATURE_MODES.index(self.mode):
             return False
-        self.source, self.mode = moved(self.source, self._features, mode, device), mode
+        held, self.mode = self.source, mode
+        if mode == "cache_host" and isinstance(held, DeviceTable) and self._features.store is None:
+            self.source = HostTable(held.table.cpu(), device)
+        else:
+            self.source = Computed(self._features)
         return True
-
-
-class _NotHeld:
-    """Placeholder for features until the model is on its device."""
-
-    def rows(self, indices: Tensor) -> Tensor:
-        raise RuntimeError("features are asked for before training or evaluation has started")

@@ -1,9 +1,14 @@
-"""Saves what a step changes besides the weights, so that a repeated step is the same step."""
+"""Saves what steps change, and restores it: before a repeated step, and after steps that are only tried."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from wellfed import generators
 
@@ -89,3 +94,37 @@ class _Buffer:
         if self._tensor is not None and self._copy is not None:
             self._tensor.copy_(self._copy)
         self._module._buffers[self._name] = self._tensor
+
+
+@contextmanager
+def put_back(module: nn.Module, device: torch.device | None = None, *, only_buffers: bool = False) -> Iterator[None]:
+    """Restores weights, buffers, modes and generators on exit. Gradients are lost.
+
+    Args:
+        device: the only GPU whose generator is restored; None = all.
+    """
+    before = {
+        name: value.detach().to("cpu", copy=True)
+        for name, value in _tensors(module)
+        if not (only_buffers and isinstance(value, nn.Parameter))
+    }
+    modes = [(part, part.training) for part in module.modules()]
+    drawn = generators.state(device)
+    module.zero_grad()
+    try:
+        yield
+    finally:
+        module.zero_grad()
+        with torch.no_grad():
+            for name, value in _tensors(module):
+                if name in before and before[name].shape == value.shape:
+                    value.copy_(before[name])
+        for part, mode in modes:
+            part.training = mode
+        generators.restore(drawn, device)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields weights and buffers by name, except lazy ones."""
+    named = chain(module.named_parameters(), module.named_buffers())
+    return ((name, value) for name, value in named if not is_lazy(value))

@@ -1,5 +1,4 @@
-"""Trains and evaluates a plain ``nn.Module`` without Lightning: everything around one step.
+"""Evaluates a plain ``nn.Module`` and schedules its learning rate, without Lightning.
 
-Start from `plain_training.PlainTraining`. `split_metrics` computes the metrics of a split, `evaluating` passes it the
-batches, `scheduling` sets the learning rate.
+`split_metrics` computes the metrics of a split, `evaluating` passes it the batches, `scheduling` sets the rate.
 """

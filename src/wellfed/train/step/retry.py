@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +21,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Ending:
-    """End of a step on a rank that ran out of memory, sent to all ranks."""
+    """End of an attempt on a rank that ran out of memory, sent to all ranks if they end the step together."""
 
     failure: oom.MemoryFailure
     message: str
     changed: dict[str, Any] | None
-    """Facts of the change that the run restarts with; None if nothing was left to change."""
+    """Facts of the change that the step or the run goes on with; None if nothing was left to change."""
     changes: dict[str, object]
 
     def error(self) -> OutOfMemoryExhausted:
@@ -39,6 +38,9 @@ class _Ending:
 
 class StepRetry:
     """Repetition of a step that ran out of memory, in place, after taking the next fallback.
+
+    Ranks that end a step together (`AgreeingReplicas`) repeat nothing in place. All raise the same RestartNeeded, and
+    the run continues from a checkpoint.
 
     Args:
         fallbacks: ways to need less memory; None = out-of-memory errors are not handled.
@@ -57,15 +59,19 @@ class StepRetry:
         forget: Callable[[], None],
         way_out: Callable[[oom.Kind], str],
         on_event: OnEvent,
-        may_adapt: bool = True,
-        growth: MemoryGrowth | None = None,
+        growth: MemoryGrowth,
+        may_adapt: bool,
+        ranks: Ranks,
     ) -> None:
-        self._growth = growth
-        self._fallbacks, self._start = fallbacks, start
+        self._fallbacks, self._start, self._growth, self._ranks = fallbacks, start, growth, ranks
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         self._adapts = may_adapt and start is not None
+        self._ends_together = ranks.ends_together and start is not None
         # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
         self._attempts = oom.Attempts()
+        self._own_failure: oom.MemoryFailure | None = None
+        """Failure of this rank, until the ranks end the step."""
+        self._is_in_passes = False
         self.step = 0
         """Number of the current step, for events."""
         self.has_retried = False
@@ -76,154 +82,109 @@ class StepRetry:
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
+            StepFailed: memory ran out on a rank of those that end a step together; `optimizer_step` handles it.
         """
-        fallbacks, start = self._fallbacks, self._start
-        if fallbacks is None:
+        if self._fallbacks is None:
             return attempt()
-        if start is not None:
-            start.is_taken = False
+        if self._start is not None:
+            self._start.is_taken = False
         result: Any
+        self._is_in_passes = True
         while True:
-            result, failure = self._attempts(self._from_start, attempt)
+            result, failure = self._agreed(self._from_start, attempt)
             if failure is None:
+                self._is_in_passes = False
                 return result  # type: ignore[no-any-return]
             del result
-            self._free()
-            self._on_event("oom", step=self.step, message=failure.message)
-            tried = fallbacks.tried()
-            changed = fallbacks.step_down() if self._adapts and not self._grown() else None
-            if changed is None:
-                raise self._ending(fallbacks, failure, "", tried, None).error()
-            self._report(changed)
-            if start is not None:
-                start.restore()
+            ending = self._take_less(self._fallbacks, failure)
+            self._report(ending)
+            if ending.changed is None:
+                raise ending.error()
+            if self._start is not None:
+                self._start.restore()
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], None]) -> None:
         """Calls an optimizer's step around `gradients`.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
-            RestartNeeded: memory ran out in the optimizer itself, which may have changed some weights.
+            RestartNeeded: memory ran out in the optimizer itself, which may have changed some weights, or on a rank of
+                those that end a step together.
         """
         if self._fallbacks is None or self._start is None:
             attempt()
             return
-        _, failure = self._attempts(attempt)
+        self._is_in_passes = False
+        try:
+            _, failure = self._agreed(attempt)
+            if failure is None:
+                return
+        except StepFailed:  # its traceback holds the step's tensors, so leave it before freeing
+            failure, self._own_failure = self._own_failure, None
+        own: _Ending | None = None
         if failure is None:
-            return
-        self._free()
-        self._on_event("oom", step=self.step, message=failure.message)
-        where, tried = f" in the optimizer's step {self.step},", self._fallbacks.tried()
-        changed = self._smaller_optimizer(optimizer, self._fallbacks)
-        if changed is not None:
-            self._report(changed)
-        raise self._ending(self._fallbacks, failure, where, tried, changed).error()
+            self._free()
+        else:
+            own = self._take_less(self._fallbacks, failure, None if self._is_in_passes else optimizer)
+        given = self._ranks.gather(own)
+        rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
+        self._report(ending, **({"rank": rank} if self._ends_together else {}))
+        error = ending.error()
+        error.is_of_other_rank = self._ranks.number > 0
+        raise error
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
             self._start.take()
         return attempt()
 
-    def _smaller_optimizer(self, optimizer: torch.optim.Optimizer, fallbacks: Fallbacks) -> dict[str, Any] | None:
-        """Makes the optimizer's step need less memory; returns the facts of the change, or None.
+    def _agreed(self, attempt: Callable[..., Any], *arguments: Any) -> tuple[Any, oom.MemoryFailure | None]:
+        """Returns the result of an attempt, or its failure. Raises a StepFailed if the ranks end the step together."""
+        result, failure = self._attempts(attempt, *arguments)
+        if self._ends_together:
+            self._own_failure = failure
+            self._ranks.agree(failed=failure is not None)
+        return result, failure
 
-        The micro-batch does not change the size of weights, gradients and states. So it is the last resort.
-        """
-        if not self._adapts or self._grown():
-            return None
-        if one_weight_at_a_time(optimizer):
-            change = "workload.optimizer.foreach=false"
-            fallbacks.note(change)
-            return {"change": change}
-        return fallbacks.step_down(of_held=True) or fallbacks.step_down()
-
-    def _ending(
-        self,
-        fallbacks: Fallbacks,
-        failure: oom.MemoryFailure,
-        where: str,
-        tried: str,
-        changed: dict[str, Any] | None,
+    def _take_less(
+        self, fallbacks: Fallbacks, failure: oom.MemoryFailure, optimizer: torch.optim.Optimizer | None = None
     ) -> _Ending:
-        """Returns the end of a step; ``tried``: what was in use when memory ran out."""
-        if changed is None:
-            tried = fallbacks.tried()  # also a fallback that ran out of memory itself
-        message = f"Out of memory{where} with {tried}: {failure.message}"
-        if changed is None:
-            message = f"{grown} {message}" if (grown := self._grown()) else f"{message} {self._way_out(failure.kind)}"
-        return _Ending(failure, message, changed, fallbacks.changes())
+        """Frees what a failed attempt has left, and takes the next fallback.
 
-    def _grown(self) -> str:
-        """Returns the sentence of `MemoryGrowth.describe`; empty if memory did not grow with every step."""
-        return "" if self._growth is None else self._growth.describe()
+        Args:
+            optimizer: memory ran out in its step; None = in the passes.
+        """
+        self._free()
+        tried, grown = fallbacks.tried(), self._growth.describe()
+        changed: dict[str, Any] | None = None
+        if self._adapts and not grown:
+            changed = fallbacks.step_down() if optimizer is None else _smaller_optimizer(optimizer, fallbacks)
+        where = f" on rank {self._ranks.number}" if self._ends_together else ""
+        where += "" if optimizer is None else f" in the optimizer's step {self.step},"
+        # If nothing has changed, a fallback may have run out of memory itself.
+        message = f"Out of memory{where} with {fallbacks.tried() if changed is None else tried}: {failure.message}"
+        if changed is None:
+            message = f"{grown} {message}" if grown else f"{message} {self._way_out(failure.kind)}"
+        return _Ending(failure, message, changed, fallbacks.changes())
 
     def _free(self) -> None:
         self._forget()
         oom.release()
 
-    def _report(self, changed: dict[str, Any]) -> None:
-        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
-        self.has_retried = True
+    def _report(self, ending: _Ending, **about: Any) -> None:
+        self._on_event("oom", step=self.step, message=ending.failure.message, **about)
+        if (changed := ending.changed) is not None:
+            self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
+            self.has_retried = True
 
 
-class EndOnAllRanks(StepRetry):
-    """End of a step on several ranks (`AgreeingReplicas`) when memory runs out on one of them.
+def _smaller_optimizer(optimizer: torch.optim.Optimizer, fallbacks: Fallbacks) -> dict[str, Any] | None:
+    """Makes the optimizer's step need less memory; returns the facts of the change, or None.
 
-    All ranks raise the same RestartNeeded, and the run continues from a checkpoint.
+    The micro-batch does not change the size of weights, gradients and states. So it is the last resort.
     """
-
-    def __init__(self, *arguments: Any, ranks: Ranks, **more: Any) -> None:
-        super().__init__(*arguments, **more)
-        self._ranks = ranks
-        self._own_failure: oom.MemoryFailure | None = None
-        self._is_in_passes = False
-
-    def gradients(self, attempt: Callable[[], Result]) -> Result:
-        """Returns the result of the passes. Raises a StepFailed on all ranks, which `optimizer_step` handles."""
-        assert self._start is not None
-        self._start.is_taken, self._is_in_passes = False, True
-        result: Any = self._agreed(partial(self._from_start, attempt))
-        self._is_in_passes = False
-        return result  # type: ignore[no-any-return]
-
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], None]) -> None:
-        """Calls an optimizer's step around `gradients`."""
-        self._is_in_passes = False
-        try:
-            self._agreed(attempt)
-            return
-        except StepFailed:
-            pass  # its traceback holds the step's tensors, so leave it before freeing
-        raise self._ended(optimizer)
-
-    def _agreed(self, attempt: Callable[[], Any]) -> Any:
-        """Returns the result of an attempt that succeeded on all ranks."""
-        result, failure = self._attempts(attempt)
-        if failure is not None:
-            self._own_failure = failure
-        self._ranks.agree(failed=failure is not None)
-        return result
-
-    def _ended(self, optimizer: torch.optim.Optimizer) -> OutOfMemoryExhausted:
-        """Returns the error that ends the step on all ranks: that of the first rank that ran out of memory."""
-        failure, self._own_failure = self._own_failure, None
-        self._free()
-        own: _Ending | None = None
-        if failure is not None:
-            fallbacks = self._fallbacks
-            assert fallbacks is not None
-            within = "" if self._is_in_passes else f" in the optimizer's step {self.step},"
-            where, tried = f" on rank {self._ranks.number}{within}", fallbacks.tried()
-            if self._is_in_passes:
-                changed = fallbacks.step_down() if self._adapts and not self._grown() else None
-            else:
-                changed = self._smaller_optimizer(optimizer, fallbacks)
-            own = self._ending(fallbacks, failure, where, tried, changed)
-        given = self._ranks.gather(own)
-        rank, ending = next((rank, one) for rank, one in enumerate(given) if one is not None)
-        self._on_event("oom", step=self.step, message=ending.failure.message, rank=rank)
-        if ending.changed is not None:
-            self._report(ending.changed)
-        error = ending.error()
-        error.is_of_other_rank = self._ranks.number > 0
-        return error
+    if one_weight_at_a_time(optimizer):
+        change = "workload.optimizer.foreach=false"
+        fallbacks.note(change)
+        return {"change": change}
+    return fallbacks.step_down(of_held=True) or fallbacks.step_down()

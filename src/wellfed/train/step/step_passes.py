@@ -178,14 +178,9 @@ class StepPasses:
         if self._micro.size < delivery.size or may_split_later:
             self._prepare.check_split(delivery.batch, delivery.size)
 
-    @property
-    def needs_weights(self) -> bool:
-        """Whether data or model weigh batches."""
-        return self._prepare.has_own_weight
-
     def weigh(self, delivery: Delivery) -> None:
         """Notes the weights of a batch's micro-batches, unless they are known. The batch must be on the host."""
-        if self.needs_weights and delivery.weights is None and not delivery.is_padding:
+        if self._prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
             self._prepare.weigh(delivery, self._sizes(delivery))
 
     def _sizes(self, delivery: Delivery) -> list[int]:

@@ -38,10 +38,6 @@ class Totals:
             value = value.clone()
         self._pending.append((name, value))
 
-    def values(self) -> list[Tensor]:
-        """Returns the values of the current step."""
-        return [value for _, value in self._pending]
-
     def pending(self, name: str) -> Tensor:
         """Returns the current step's sum so far."""
         values = [value for known, value in self._pending if known == name]

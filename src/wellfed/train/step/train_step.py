@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,7 +19,7 @@ from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
 from wellfed.train.step.non_finite import OnNan, all_finite
-from wellfed.train.step.retry import EndOnAllRanks, StepRetry
+from wellfed.train.step.retry import StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepPasses
 from wellfed.train.step.totals import Totals
 
@@ -89,17 +87,16 @@ class TrainStep:
         self._is_split_checked = False
         self._start = StepStart(self._model, self._device) if retries or checks_losses else None
         self._takes_start = self._start is not None and not retries  # else `StepRetry` does
-        ends_together = retries and self._ranks.ends_together
         self._growth = MemoryGrowth(self._device)
-        retry: Callable[..., StepRetry] = partial(EndOnAllRanks, ranks=self._ranks) if ends_together else StepRetry
-        self._retry = retry(
+        self._retry = StepRetry(
             None if options.on_oom == "raise" else fallbacks,
             self._start if retries else None,
             forget=self._forget_failed,
             way_out=self._way_out,
             on_event=on_event,
-            may_adapt=options.may_adapt,
             growth=self._growth,
+            may_adapt=options.may_adapt,
+            ranks=self._ranks,
         )
         self._adapts = options.goes_on(is_training=True)
 

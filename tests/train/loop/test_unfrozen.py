@@ -20,7 +20,7 @@ class Two(nn.Module):
 
 
 def test_weights_that_were_frozen_join_an_optimizers_state_without_one() -> None:
-    before, now = (loop.model(model=Two(train_body=on)).plain for on in (False, True))
+    before, now = (loop.model(model=Two(train_body=on)) for on in (False, True))
     trained = [weight for weight in before.model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.5)
     for weight in trained:
