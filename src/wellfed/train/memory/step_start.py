@@ -103,11 +103,8 @@ def put_back(module: nn.Module, device: torch.device | None = None, *, only_buff
     Args:
         device: the only GPU whose generator is restored; None = all.
     """
-    before = {
-        name: value.detach().to("cpu", copy=True)
-        for name, value in _tensors(module)
-        if not (only_buffers and isinstance(value, nn.Parameter))
-    }
+    named = module.named_buffers() if only_buffers else _tensors(module)
+    before = {name: value.detach().to("cpu", copy=True) for name, value in named}
     modes = [(part, part.training) for part in module.modules()]
     drawn = generators.state(device)
     module.zero_grad()
