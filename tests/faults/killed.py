@@ -15,7 +15,7 @@ import planted
 import torch
 from planted import SAMPLES, Watch
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from wellfed.contract import Datasets, Features, FeatureSource, LossOutput
 
@@ -52,21 +52,21 @@ class Encoded(Points):
 
 
 class Shards(IterableDataset[Any]):
-    """The training points as a stream of four shards, in another order each epoch. It saves its position."""
+    """The training points as a stream, in another order each epoch; each worker of each rank reads its share of it. It
+    saves its position."""
 
-    num_shards = 4
-
-    def __init__(self, indices: tuple[int, ...] = tuple(range(SAMPLES))) -> None:
-        self.points, self.indices, self.epoch, self.position = Points("train"), indices, 0, 0
-
-    def shard(self, index: int, count: int) -> "Shards":
-        return Shards(self.indices[index::count])
+    def __init__(self) -> None:
+        self.points, self.epoch, self.position = Points("train"), 0, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        order = random.Random(self.epoch).sample(self.indices, len(self.indices))
+        info = get_worker_info()
+        workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
+        rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
+        own = range(SAMPLES)[rank * workers + worker :: int(os.environ.get("WORLD_SIZE", "1")) * workers]
+        order = random.Random(self.epoch).sample(own, len(own))
         while self.position < len(order):
             self.position += 1
             yield self.points[order[self.position - 1]]
