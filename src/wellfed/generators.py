@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, get_args
@@ -209,9 +209,12 @@ def _parts(each: Any) -> Iterable[Any]:
     return *(attributes.values() if isinstance(attributes, dict) else ()), type(each)
 
 
+_is_the_users = cache(is_the_users)
+
+
 def _parts_of_code(each: FunctionType | type) -> Iterable[Any]:
     file = getattr(sys.modules.get(each.__module__), "__file__", None)
-    if file is None or not is_the_users(file):
+    if file is None or not _is_the_users(file):
         return ()
     if isinstance(each, type):
         return *vars(each).values(), *each.__bases__

@@ -5,7 +5,7 @@ If the model can't step before training, a stand-in step takes as long as buildi
 cores.
 
 The batches belong to epoch 0, also in a resumed run. They come from separate loaders, and random state is restored, so
-training is not affected. Batches are not pinned, since that would start CUDA before Lightning has chosen the GPU.
+training is not affected. Batches are not pinned, since that would start CUDA before the GPU is chosen.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from wellfed.data.rank_batches import RankBatches, agreed
 from wellfed.errors import DataError
 
 UNKNOWN_LENGTH = 2**53
-"""Length reported for a user's loader. Without a length, Lightning reads one batch ahead and loses it at a
-checkpoint."""
+"""Length reported for a user's loader, which no epoch reaches: its deliveries tell which one is the last."""
 _HOST = torch.device("cpu")
 _MOST_LISTS = 100
 """Maximum number of lists of a batch sampler that are read to learn the samples of a step."""

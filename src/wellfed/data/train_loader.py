@@ -27,8 +27,7 @@ _LOG = logging.getLogger(__name__)
 class TrainLoader:
     """Yields the steps of successive epochs; each ``iter()`` continues after the last batch handed out.
 
-    Batches queued ahead do not count. Without ``__len__``, Lightning would read a batch ahead and lose it at a
-    checkpoint.
+    Batches queued ahead do not count.
     """
 
     def __init__(
