@@ -93,8 +93,6 @@ class PlacedModel:
         self._wrapper: nn.Module | None = None
         self._is_on_cpu = False
         self._precision: Precision
-        self._converts = False
-        """Batches are converted to another type."""
 
     def begin(self) -> None:
         """Meets the other ranks and brings the model to its device; once."""
@@ -103,7 +101,6 @@ class PlacedModel:
             self._is_on_cpu = self.device.type == "cpu"
             self._precision = Precision(self.place.options.precision, self.device.type)
             self._precision.convert(self.whole)
-            self._converts = self._precision.dtype is not None
             self._wrapper = self.place.wrap(self.whole)
 
     @property
@@ -189,8 +186,7 @@ class PlacedModel:
     def bring(self, delivery: Delivery, step: TrainStep) -> None:
         """Brings a batch of training to the device. One that does not fit stays on the host, and is moved in
         micro-batches."""
-        if self._converts:
-            self._convert(delivery)
+        self._convert(delivery)
         if self._is_on_cpu or delivery.is_on_device:
             return
         step.passes.weigh(delivery)  # on the host, where that waits for nothing
@@ -201,6 +197,8 @@ class PlacedModel:
                 raise
 
     def _convert(self, delivery: Delivery) -> None:
+        if self._precision.dtype is None:
+            return
         dtype_of = self._precision.dtype_of
         delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor.to(dtype_of(tensor)))
 
@@ -234,8 +232,7 @@ class PlacedModel:
         evaluating.begin()
         with in_eval_mode(self.whole), torch.no_grad():
             for delivery in deliveries:
-                if self._converts:
-                    self._convert(delivery)
+                self._convert(delivery)
                 with self._precision.forward() or nullcontext():
                     take(split, delivery, source, self.device, step)
                 del delivery  # frees its device memory while the next batch is fetched

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -94,31 +93,29 @@ class Evaluating:
         self.must_repeat = True
 
     def end(self) -> dict[str, float]:
-        """Returns the metrics of the pass, over all ranks."""
+        """Returns the metrics of the pass, over all ranks. Waits for the other ranks if they share its batches.
+
+        Raises:
+            Exception: the error that stopped this rank's evaluation. The other ranks raise a DataError with its text.
+        """
         if self.shares:
-            merge_over_ranks(self.evaluation, self._failure)
+            self._merge_over_ranks()
         return self.evaluation.compute()
 
-
-def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
-    """Merges the metrics of all ranks on each rank. Waits for the other ranks and the device.
-
-    Raises:
-        Exception: ``failure``, the error that stopped this rank's evaluation. The other ranks raise a DataError with
-            the same text.
-    """
-    message = None if failure is None else str(failure) or type(failure).__name__
-    # Tensors would arrive on the device of the rank that sent them.
-    state = batches.map_tensors(evaluation.state(), lambda tensor: tensor.cpu())
-    ranks = []
-    for rank in range(torch.distributed.get_world_size()):
-        # `all_gather_object` would need the largest state once per rank on the device.
-        sent = [(message, state)]
-        torch.distributed.broadcast_object_list(sent, src=rank)
-        ranks.append(sent[0])
-    if failure is not None:
-        raise failure
-    for message, _ in ranks:
-        if message is not None:
-            raise DataError(message)
-    evaluation.merge([state for _, state in ranks])
+    def _merge_over_ranks(self) -> None:
+        failure = self._failure
+        message = None if failure is None else str(failure) or type(failure).__name__
+        # Tensors would arrive on the device of the rank that sent them.
+        state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
+        ranks = []
+        for rank in range(torch.distributed.get_world_size()):
+            # `all_gather_object` would need the largest state once per rank on the device.
+            sent = [(message, state)]
+            torch.distributed.broadcast_object_list(sent, src=rank)
+            ranks.append(sent[0])
+        if failure is not None:
+            raise failure
+        for message, _ in ranks:
+            if message is not None:
+                raise DataError(message)
+        self.evaluation.merge([state for _, state in ranks])

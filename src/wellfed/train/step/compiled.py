@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from wellfed.contract import Batch, LossOutput
+from wellfed.errors import first_line
 from wellfed.train.step.loss_faults import add_context, output_of
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Compiled:
         if self._compiled is None or not is_of_compiler(error):
             return False
         self._compiled, self.has_compiled = None, True
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = first_line(error)
         _LOG.warning("gpu.compile failed (%s); going on without it.", first)
         self._on_failure(first)
         return True

@@ -33,17 +33,13 @@ class Preparation:
         self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
         self.has_on_device, self.has_own_weight = self._on_device is not None, self._weight is not None
         """Whether the data has ``on_device``, and whether data or model weigh batches."""
-        self._own_split: Callable[[Batch, list[int]], list[Batch]] | None = own.get("split")
+        self._has_own_split = "split" in own
+        self._split: Callable[[Batch, list[int]], list[Batch]] = own.get("split", batches.split)
 
     def check_split(self, batch: Batch, num_samples: int) -> None:
         """Raises a DataError that names the member that can't be cut, unless the data has its own ``split``."""
-        if self._own_split is None and num_samples > 1:
+        if not self._has_own_split and num_samples > 1:
             batches.split(batch, [1, num_samples - 1])
-
-    def _split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        if self._own_split is not None:
-            return self._own_split(batch, sizes)
-        return batches.split(batch, sizes)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
         """Returns successive parts of a batch. A part of size 0 is the first sample, which counts with weight 0."""

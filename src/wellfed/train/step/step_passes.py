@@ -173,11 +173,6 @@ class StepPasses:
             return made
         return [part for part in made if part.share] or made[:1]
 
-    def check_split(self, delivery: Delivery, *, may_split_later: bool) -> None:
-        """Raises a DataError if the batch can't be cut, and must be now or perhaps later."""
-        if self._micro.size < delivery.size or may_split_later:
-            self._prepare.check_split(delivery.batch, delivery.size)
-
     def weigh(self, delivery: Delivery) -> None:
         """Notes the weights of a batch's micro-batches, unless they are known. The batch must be on the host."""
         if self._prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:

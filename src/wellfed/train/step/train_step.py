@@ -113,7 +113,8 @@ class TrainStep:
         self._is_left_out = False
         if not (self._is_split_checked or delivery.is_padding):
             self._is_split_checked = True
-            self.passes.check_split(delivery, may_split_later=self._adapts and self._micro.may_step_down)
+            if self._micro.size < delivery.size or (self._adapts and self._micro.may_step_down):
+                self._computation.prepare.check_split(delivery.batch, delivery.size)
         self._ranks.begin_step()
         self._delivery, self._first_loss = delivery, None
         try:
