@@ -101,14 +101,13 @@ def is_secret(name: str, value: object) -> bool:
     return is_doubtful or is_secret_name(name)
 
 
-def masked(tree: Any, sources: Any = None, *, inside: bool = False) -> Any:
+def masked(tree: Any, sources: Any = None) -> Any:
     """Returns the tree with secrets as ``***``; interpolations such as ``${oc.env:KEY}`` stay.
 
     Args:
         sources: the same tree before interpolations were resolved.
-        inside: whether the tree is under a secret name, so that all its values are masked.
     """
-    return _walk(tree, sources, "", inside, lambda value: SECRET_SHOWN, hidden)
+    return _walk(tree, sources, "", False, lambda value: SECRET_SHOWN, hidden)
 
 
 def secrets_of(tree: Any, sources: Any = None) -> set[str]:

@@ -227,10 +227,10 @@ def flags_of(hydra: Mapping[str, Any]) -> list[str]:
     return [*(f"{flag}={value}" for flag, value in named.items() if value is not None), *found]
 
 
-def compose_as(flags: Sequence[str], overrides: Sequence[str], config_name: str = "train") -> Composed[Any]:
+def compose_as(flags: Sequence[str], overrides: Sequence[str]) -> Composed[Any]:
     """Returns the checked configuration of overrides, behind the flags of an earlier command: see `Composed.flags`."""
     args = read_flags(flags)
-    return compose([*args.overrides, *overrides], args.config_name or config_name, **folders_of(args))
+    return compose([*args.overrides, *overrides], args.config_name or "train", **folders_of(args))
 
 
 def unchecked_values(overrides: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from wellfed.config.knobs import entries
 from wellfed.config.schema import (
     Accelerator,
     Backend,
-    FeatureMode,
     RunConfig,
     ScheduleConfig,
     ScheduleName,
@@ -122,18 +121,6 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
         yield Fault(f"memory.accumulate={accumulate}", problem, way_out)
 
 
-def encoder(config: RunConfig) -> Iterator[Fault]:
-    """Checks that a trained encoder gets features computed per batch: only those pass gradients on."""
-    features, model = config.memory.features, config.workload.model
-    is_trained = isinstance(model, dict) and model.get("train_encoder") is True
-    if is_trained and features not in (None, FeatureMode.dynamic):
-        yield Fault(
-            "workload.model.train_encoder=true",
-            f"can't train from stored features (memory.features={features.name}): only dynamic computes them anew.",
-            "Set memory=dynamic, or workload.model.train_encoder=false.",
-        )
-
-
 def length(config: RunConfig) -> Iterator[Fault]:
     """Checks that a run has an end, which a falling learning rate needs."""
     trainer = config.trainer
@@ -227,6 +214,6 @@ def folder_name(config: RunConfig) -> Iterator[Fault]:
 
 
 RULES: tuple[Rule, ...] = (
-    workers, needs_workers, batch_split, encoder, length, schedule, callback_names, strategy, best,
+    workers, needs_workers, batch_split, length, schedule, callback_names, strategy, best,
     continuing, pruning, folder_name,
 )  # fmt: skip

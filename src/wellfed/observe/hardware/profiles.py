@@ -48,8 +48,6 @@ class Budget:
     budget_gib: float | None
     """None if training on the CPU and no card was named."""
     profile: str
-    device_name: str | None
-    """None if training on the CPU."""
     cap: bool
     """Whether the allocator is limited to the budget (``torch.cuda`` memory fraction)."""
     because: str
@@ -88,7 +86,7 @@ def resolve_budget(
     if profile_name == "cpu":
         no_effect = f"gpu.memory_gib={memory_gib} has no effect with gpu=cpu. Name the card to plan for, e.g. gpu=8gb."
         warnings = () if memory_gib is None else (no_effect,)
-        return Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU", warnings)
+        return Budget(None, "cpu", False, "gpu=cpu: training on the CPU", warnings)
     named = PROFILES.get(profile_name)
     wanted_gib = memory_gib if memory_gib is not None else named.budget_gib if named else None
     cards = facts.training_gpus[: max(1, num_devices)]
@@ -184,7 +182,7 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
         why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
     if wanted_gib is None:  # warn only about a card that can't be used
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
-        return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
+        return Budget(None, "cpu", False, why, (idle,) if facts.gpus else ())
     source = _source(profile_name, wanted_gib)
     auto = "" if profile_name == "auto" else "gpu=auto picks the cpu profile; "
     warning = (
@@ -192,7 +190,7 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
         f"{auto}trainer.accelerator=gpu makes this an error."
     )
     profile = "cpu" if profile_name == "auto" else profile_name
-    return Budget(wanted_gib, profile, None, False, f"{source}: planned for that card; {why}", (warning,))
+    return Budget(wanted_gib, profile, False, f"{source}: planned for that card; {why}", (warning,))
 
 
 def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
@@ -200,11 +198,11 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
     if card.memory_gib is None:
         smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read; planned as the smallest profile"
         warning = f"gpu={profile_name}: {why}. Set gpu.memory_gib to what a run may use."
-        return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), why, (warning,))
+        return Budget(smallest.budget_gib, smallest.name, bool(enforce), why, (warning,))
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
     because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
     profile = pick_profile(card.memory_gib).name
-    return Budget(BUDGET_FRAC * _available_gib(card), profile, card.name, bool(enforce), because)
+    return Budget(BUDGET_FRAC * _available_gib(card), profile, bool(enforce), because)
 
 
 def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
@@ -228,7 +226,7 @@ def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, ca
         capped = "capping the allocator" if cap else "not capping the allocator (gpu.enforce=false)"
         warning = f"gpu={profile_name}: this card is {shown}; planning for {budget_gib:g} GiB and {capped}."
     because = f"{source} on {card.describe()}" if fits else f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
-    return Budget(budget_gib, profile, card.name, cap, because, (warning,) if warning else ())
+    return Budget(budget_gib, profile, cap, because, (warning,) if warning else ())
 
 
 def _capability(card: GpuFacts) -> tuple[int, ...] | None:
