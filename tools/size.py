@@ -2,6 +2,10 @@
 
 A cap is the number of lines, rounded up to 50; it falls with the work on its wing, to the target.
 Nobody raises one without a sentence here that says why.
+
+train, run, config, core, observe and tests were raised when plain models and guests of Lightning became two ways to
+train (train/loop, train/guest), and when Hydra's job, generators of users and rows of wandb were kept as they come.
+Both ways are to be made smaller next.
 """
 
 from __future__ import annotations
@@ -16,21 +20,21 @@ WINGS = {
     "cli": (1800, 1700),
     "testing": (600, 480),
     "study": (6850, 4800),
-    "run": (5900, 4200),
+    "run": (6350, 4200),
     "watch": (3250, 1700),
     "explain": (7200, 5300),
     "plan": (3400, 2500),
-    "train": (6550, 4300),
-    "observe": (4350, 3700),
-    "data": (4250, 2700),
-    "config": (3200, 2700),
-    "core": (2950, 2700),
+    "train": (7800, 4300),
+    "observe": (4400, 3700),
+    "data": (3600, 2700),
+    "config": (3300, 2700),
+    "core": (3200, 2700),
 }
 """Wing of the engine -> cap and target, in lines."""
 FOLDERS = {
-    "engine": (50050, 38000),
+    "engine": (51450, 38000),
     "src/workloads": (9450, 4800),
-    "tests": (59050, 50000),
+    "tests": (59150, 50000),
     "benchmarks": (6300, 6500),
     "tools, hooks, template": (1400, 1600),
 }

@@ -63,7 +63,7 @@ def test_two_runs_in_one_process_are_alike(tmp_path: Path) -> None:
 
 def test_hooks_of_the_data_are_called_as_lightning_calls_them(tmp_path: Path) -> None:
     ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=1").fit()
-    data = ran.planner.parts.data_module
+    data = ran.planner.parts.guest.owner
     assert data.calls == ["prepare_data", "setup fit"]
     assert data.trainer.datamodule is data
     ran.passes.test()

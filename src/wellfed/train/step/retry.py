@@ -69,6 +69,8 @@ class StepRetry:
         self._ends_together = ranks.ends_together and start is not None
         # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
         self._attempts = oom.Attempts()
+        self._try: Callable[..., tuple[Any, oom.MemoryFailure | None]]
+        self._try = self._agreed if self._ends_together else self._attempts
         self._own_failure: oom.MemoryFailure | None = None
         """Failure of this rank, until the ranks end the step."""
         self._is_in_passes = False
@@ -91,7 +93,7 @@ class StepRetry:
         result: Any
         self._is_in_passes = True
         while True:
-            result, failure = self._agreed(self._from_start, attempt)
+            result, failure = self._try(self._from_start, attempt)
             if failure is None:
                 self._is_in_passes = False
                 return result  # type: ignore[no-any-return]
@@ -116,7 +118,7 @@ class StepRetry:
             return
         self._is_in_passes = False
         try:
-            _, failure = self._agreed(attempt)
+            _, failure = self._try(attempt)
             if failure is None:
                 return
         except StepFailed:  # its traceback holds the step's tensors, so leave it before freeing
@@ -139,11 +141,10 @@ class StepRetry:
         return attempt()
 
     def _agreed(self, attempt: Callable[..., Any], *arguments: Any) -> tuple[Any, oom.MemoryFailure | None]:
-        """Returns the result of an attempt, or its failure. Raises a StepFailed if the ranks end the step together."""
+        """Returns the result of an attempt of ranks that end a step together. Raises a StepFailed if one has failed."""
         result, failure = self._attempts(attempt, *arguments)
-        if self._ends_together:
-            self._own_failure = failure
-            self._ranks.agree(failed=failure is not None)
+        self._own_failure = failure
+        self._ranks.agree(failed=failure is not None)
         return result, failure
 
     def _take_less(
