@@ -249,7 +249,7 @@ class Steps(pl.Callback):
         self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self._on_batch, self._is_measured, self._warmup_left = on_batch, is_measured, warmup_steps
         self._own = self._largest = self._parts = 0
-        """Of the step so far: samples of this rank, samples of its largest part, parts."""
+        """Samples of this rank in the step so far, samples of its largest part, number of parts."""
         self._has_stepped = False
         """An optimizer's step was seen. Without one, its time would count as that of another phase."""
         self._before: tuple[Phase, str | None] = "train", None

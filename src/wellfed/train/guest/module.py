@@ -22,10 +22,10 @@ from wellfed.train.step.micro_batches import Preparation
 
 @dataclass(frozen=True)
 class Wrapping:
-    """What a plain model is trained and evaluated with."""
+    """Data, step and metrics of a plain model."""
 
     prepare: Mapping[str, Preparation]
-    """By split."""
+    """Data of evaluation by split."""
     metrics: SplitMetrics
     optimizers: Callable[[], dict[str, Any]]
     """Returns what ``configure_optimizers`` returns."""

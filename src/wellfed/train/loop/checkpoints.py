@@ -40,7 +40,7 @@ class CheckpointOptions:
 
 
 class Saving(Protocol):
-    """What writes a checkpoint: a training. All ranks call each method alike."""
+    """Writer of checkpoints: a training. All ranks call each method alike."""
 
     @property
     def rank(self) -> int:

@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Watchers:
-    """What hears of a training and changes nothing of it."""
+    """Listeners of a training, which change nothing of it."""
 
     take_rows: Callable[[Iterable[StepRow]], None] = lambda rows: None
     """Takes rows of the step clock."""
@@ -124,7 +124,7 @@ class Training:
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
         self.ended_by: str | None = None
-        """What ended the training: a knob with its value, or the reason of a callback."""
+        """Reason of the end: a knob with its value, or that of a callback."""
         self._validation, self._stop, self._prune = validation, stop or StopRequest(), prune
         self._place, self._wall = model.place, clock.wall
         self._is_alone = model.place.size == 1
