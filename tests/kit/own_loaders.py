@@ -158,6 +158,9 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled": lambda: DataLoader(Rows(), 4, shuffle=True),
     "last left out": lambda: DataLoader(Rows(), 4, shuffle=True, drop_last=True),
     "a generator": lambda: DataLoader(Rows(), 4, shuffle=True, generator=_own_generator()),
+    "a generator, last left out": lambda: DataLoader(
+        Rows(), 4, shuffle=True, drop_last=True, generator=_own_generator()
+    ),
     "a sampler": lambda: DataLoader(Rows(), 4, sampler=Weighted([1.0] * SIZE, 13)),
     "a sampler with set_epoch": lambda: DataLoader(Rows(), 4, sampler=ByEpoch()),
     "a sampler of epochs that differ": lambda: DataLoader(Rows(), 4, sampler=OwnOrder()),

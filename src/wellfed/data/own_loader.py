@@ -177,7 +177,8 @@ class OwnLoader:
         if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
             self._epoch, self._next_batch, self._is_over = self._epoch + 1, 0, False
         most = None if self._limit is None else self._limit - self._next_batch
-        for (batch, state), is_last in _with_ends(self._begun(), self._num_left(), most):
+        is_here = getattr(self._loader, "num_workers", 0) == 0  # workers have asked for all indices by then
+        for (batch, state), is_last in _with_ends(self._begun(), self._num_left(), most, asks_end=is_here):
             if self._running is not running:
                 return  # another pass began while a batch blocked this thread
             yield self._given(batch, state, is_last=is_last)
@@ -233,7 +234,9 @@ class OwnLoader:
         None with several ranks, too, of which one writes the checkpoint.
         """
         is_here = getattr(self._loader, "num_workers", 0) == 0  # a worker process reads a copy of the dataset
-        owners = [] if self._world_size > 1 else [self._loader, *([self._dataset] if is_here else [])]
+        # The state of a dataset with indices may be another than its position.
+        streams = [self._dataset] if is_here and is_stream(self._dataset) else []
+        owners = [] if self._world_size > 1 else [self._loader, *streams]
         names = ("state_dict", "load_state_dict")
         return next((one for one in owners if all(callable(getattr(one, name, None)) for name in names)), None)
 
@@ -296,16 +299,22 @@ def _read(found: Iterator[Any], owner: Any) -> Iterator[tuple[Any, Any]]:
         yield batch, None if owner is None else copy.deepcopy(owner.state_dict())
 
 
-def _with_ends(found: Iterator[Any], left: int | None, most: int | None) -> Iterator[tuple[Any, bool]]:
+def _with_ends(
+    found: Iterator[Any], left: int | None, most: int | None, *, asks_end: bool
+) -> Iterator[tuple[Any, bool]]:
     """Yields each item with whether it is the last. Reads one ahead only if their number is unknown.
 
     Args:
         left: number of items; None = unknown.
         most: maximum number of items to yield.
+        asks_end: ask for an item after the last: torch's RandomSampler draws once more there.
     """
     if left is not None:
-        left = left if most is None else min(left, most)
-        yield from ((one, number == left) for number, one in enumerate(islice(found, left), 1))
+        shown = left if most is None else min(left, most)
+        for number, one in enumerate(islice(found, shown), 1):
+            if asks_end and number == left:
+                next(found, None)
+            yield one, number == shown
         return
     none, number = object(), 1
     held: Any = next(found, none)

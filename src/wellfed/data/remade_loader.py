@@ -82,6 +82,8 @@ def remade(loader: Any, changes: Mapping[str, Any], split: str = "train") -> Any
     made = copy.copy(loader)
     # The constructor of a subclass may take other arguments. Torch reads all of them when an iterator is made.
     vars(made).update(values, _iterator=None)
+    for name in ("__pl_saved_args", "__pl_saved_kwargs", "__pl_saved_arg_names"):
+        vars(made).pop(name, None)  # else Lightning would make it again for its ranks from the arguments before
     return made
 
 

@@ -13,6 +13,7 @@ from tests.train.guest import brought
 from wellfed import LossOutput
 from wellfed.errors import ConfigError
 from wellfed.process import Stopped, StopRequest
+from wellfed.train.guest.data import NoTrainerYet
 from wellfed.train.step.non_finite import NonFiniteLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore::UserWarning")
@@ -165,3 +166,11 @@ def test_arguments_of_lightning_are_none_of_a_plain_model(tmp_path: Path) -> Non
     more = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01}, "effective_batch_size": 4}
     with pytest.raises(ConfigError, match="Line is trained by the engine's own loop"):
         guest(tmp_path, f"{__name__}.Line", f"{HERE}.datasets", "trainer.lightning.inference_mode=true", **more)
+
+
+def test_a_rank_knows_itself_before_there_is_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    stand_in = NoTrainerYet(num_devices=2, num_nodes=2)
+    assert (stand_in.global_rank, stand_in.local_rank, stand_in.node_rank, stand_in.world_size) == (3, 1, 1, 4)
+    assert not stand_in.is_global_zero

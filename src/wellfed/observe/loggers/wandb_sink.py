@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,8 @@ def _keep_every_row(run: Any, wandb: Any) -> None:
             return
         for name in data.keys() - drawn - {"step"}:
             drawn.add(name)
-            run.define_metric(name, step_metric="step")
+            with suppress(Exception):  # a name that is no metric's keeps wandb's own axis
+                run.define_metric(name, step_metric="step")
         log({"step": step, **data})
 
     run.log = wandb.log = log_row

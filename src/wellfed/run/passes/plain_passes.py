@@ -29,6 +29,7 @@ from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
 from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.train.loop.callbacks import EarlyStopping
 from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place, PlaceOptions
 from wellfed.train.loop.placed_model import PlacedModel, PlainSetup, misfits
@@ -175,7 +176,11 @@ class PlainPasses(RunPasses):
         limits = Limits(max_steps=warmup + most_steps)
         self.ranks.begin()
         with self._model.unscheduled(), self._books.wall.running():
-            self._train(limits, stop, None, clock=self._clock(), watchers=watchers, warmup_steps=warmup)
+            callbacks = {
+                name: one for name, one in self._objects.callbacks.items() if not isinstance(one, EarlyStopping)
+            }  # nothing is validated
+            more: dict[str, Any] = {"warmup_steps": warmup, "callbacks": callbacks}
+            self._train(limits, stop, None, clock=self._clock(), watchers=watchers, **more)
         self.ranks.compare()
 
     def _watchers(self, on_start: Callable[[], None]) -> Watchers:
@@ -192,7 +197,8 @@ class PlainPasses(RunPasses):
         )
 
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
-        more |= {"figures": self.figures, "callbacks": self._objects.callbacks, "steps_per_epoch": self.steps_per_epoch}
+        of_run = {"callbacks": self._objects.callbacks, "steps_per_epoch": self.steps_per_epoch}
+        more = {"figures": self.figures, **of_run, **more}
         with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
             training = Training(self._model, own, limits, stop=stop, **more)
             try:

@@ -72,7 +72,7 @@ class NonFinite(pl.Callback):
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
         # A sum is finite if all losses are, and costs a fifth of a check of each.
-        self._sum = loss.detach().float() + self._sum
+        self._sum = loss.detach().float().sum() + self._sum
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
         if self._start is None:

@@ -167,6 +167,8 @@ def make_trainer(
     if limits.validate_every_steps is not None:
         named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps * parts, None
     named |= build(dict(asked.lightning or {}), WHERE)
+    if "val_check_interval" in (asked.lightning or {}) and type(named["val_check_interval"]) is int:
+        named["val_check_interval"] *= parts  # Lightning counts parts
     given = named.pop("plugins", None) or []
     plugins = [PlainCheckpointIO(trusted=asked.trusted_checkpoints)]
     plugins += given if isinstance(given, (list, tuple)) else [given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,12 +32,13 @@ class NeedsTrainer(AttributeError):
 class NoTrainerYet:
     """Placeholder for the Trainer while loaders are looked at."""
 
-    global_rank = local_rank = node_rank = current_epoch = global_step = 0
-    is_global_zero = True
+    current_epoch = global_step = 0
     training = validating = testing = sanity_checking = predicting = False
 
     def __init__(self, num_devices: int, num_nodes: int) -> None:
         self.num_devices, self.num_nodes, self.world_size = num_devices, num_nodes, num_devices * num_nodes
+        self.global_rank, self.local_rank = own_rank(), own_local_rank()
+        self.node_rank, self.is_global_zero = self.global_rank // num_devices, self.global_rank == 0
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsTrainer(f"self.trainer.{name}")
@@ -202,12 +204,13 @@ def with_changes(loaders: Any, changes: Mapping[str, Any], split: str) -> Any:
     if not changes or loaders is None:
         return loaders
     if isinstance(loaders, CombinedLoader):
-        loaders.flattened = [remade(one, changes, split) for one in loaders.flattened]
-        return loaders
+        made = copy.copy(loaders)
+        made.flattened = [remade(one, changes, split) for one in loaders.flattened]
+        return made
     if isinstance(loaders, Mapping):
-        return type(loaders)({key: with_changes(one, changes, split) for key, one in loaders.items()})  # type: ignore[call-arg]
+        return {key: with_changes(one, changes, split) for key, one in loaders.items()}
     if isinstance(loaders, (list, tuple)):
-        return type(loaders)(with_changes(one, changes, split) for one in loaders)
+        return [with_changes(one, changes, split) for one in loaders]
     return remade(loaders, changes, split)
 
 

@@ -263,27 +263,26 @@ class Place(pl.Callback):
         """
         assert self._saved is not None
         if self.batch == 0:
-            _restore(loaders, {"held": self._saved.get("held")})
+            self._restore_states(loaders, {"held": self._saved.get("held")})
             if is_ahead:
                 self._restore_rng()
             begin()
             return
-        _restore(loaders, self._began or {})
+        self._restore_states(loaders, self._began or {})
         begin()
-        _restore(loaders, self._first or {})
+        self._restore_states(loaders, self._first or {})
         for _ in range(self.batch):
             read()
         if not is_ahead:
             self._restore_rng()
         _LOG.info("%d batches of epoch %d were read again, up to the place of the checkpoint.", self.batch, self.epoch)
 
-
-def _restore(loaders: Any, states: Mapping[str, Any]) -> None:
-    """Restores the generators that loaders hold, then those of the process."""
-    for generator, state in zip(generators.held_by(loaders), states.get("held") or (), strict=False):
-        generators.set_state(generator, state)
-    if "rng" in states:
-        generators.restore(states["rng"])
+    def _restore_states(self, loaders: Any, states: Mapping[str, Any]) -> None:
+        """Restores the generators that loaders hold, then those of the process."""
+        for generator, state in zip(generators.held_by(loaders), states.get("held") or (), strict=False):
+            generators.set_state(generator, state)
+        if "rng" in states:
+            generators.restore(states["rng"], self._device)
 
 
 def _held(loaders: Any) -> list[Any]:

@@ -214,10 +214,17 @@ class PlacedModel:
             look: called after each batch.
         """
         evaluating = self.evaluating
+        self.send_buffers()
         self.take_all(split, deliveries, step, look)
         while evaluating.must_repeat:
             self.take_all(split, deliveries, step, look)
         return evaluating.end()
+
+    def send_buffers(self) -> None:
+        """Gives all ranks the buffers of rank 0, as DDP does before each forward pass. Once a pass, on all ranks alike:
+        each repeats the pass by itself if its memory runs out."""
+        if self.place.is_replicated:
+            self.place.send(self.model.buffers())
 
     def take_all(
         self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None] = lambda: None
@@ -227,8 +234,6 @@ class PlacedModel:
         take: Callable[..., Any] = evaluating.take
         if self.place.is_sharded:
             take = partial(self.wrapper, evaluating.take)
-        if self.place.is_replicated:  # as DDP does before each forward pass
-            self.place.send(self.model.buffers())
         evaluating.begin()
         with in_eval_mode(self.whole), torch.no_grad():
             for delivery in deliveries:

@@ -43,6 +43,7 @@ def _metrics(model: PlacedModel, split: str, deliveries: Sequence[Delivery]) -> 
     evaluating = model.evaluating
     try:
         evaluating.must_repeat = True
+        model.send_buffers()
         while evaluating.must_repeat:
             model.take_all(split, deliveries, 0)
         return model.evaluation.compute()

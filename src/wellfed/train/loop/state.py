@@ -34,6 +34,7 @@ def state_of(training: Training) -> dict[str, Any]:
         "epoch": training.epoch,
         "position": training.loader.state_dict(),
         "elapsed_s": training.elapsed_s,
+        "figures": dict(training.figures.latest),
         "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
         "rng": own,
     }
@@ -73,6 +74,7 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         training.loader.load_state_dict(state["position"])
         training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
         training.elapsed_s = float(state.get("elapsed_s", 0.0))
+        training.figures.latest.update(state.get("figures", {}))  # a scheduler or callback may look at them first
         of_ranks = state.get("rng_of_ranks", ())
         if len(of_ranks) == place.size:
             drawn: Mapping[str, Any] | None = of_ranks[place.rank]

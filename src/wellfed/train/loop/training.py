@@ -163,8 +163,11 @@ class Training:
                 while not self._is_over():
                     self._run_epoch()
                 self._end()
-            elif self._validation is not None:  # nothing is left to train
-                self._validate(may_prune=False)
+            else:  # nothing is left to train
+                if self._rng is not None:
+                    generators.restore(dict(self._rng), self.model.device)
+                self._began_s = time.monotonic() - self._elapsed_before_s
+                self._end()
         except BaseException as error:
             self._close_watchers()
             self._failed(error)
@@ -200,7 +203,9 @@ class Training:
             self.checkpoints.saving = self
             if checkpoint is not None:
                 self.checkpoints.loaded(checkpoint, self.number)
-        self.ended_by = self._limit()
+                self.checkpoints.last_step = self._place.broadcast(self.checkpoints.last_step)
+        most_s, before_s = self.limits.max_time_s, self._elapsed_before_s
+        self.ended_by = self._limit(is_late=most_s is not None and 0 < most_s <= before_s)
 
     def _begin(self) -> None:
         watchers, number = self.watchers, self.number
@@ -433,7 +438,8 @@ class Training:
         self._hand_over()
         for name, callback in self.callbacks.items():
             self._ask(name, callback.epoch_ended)
-        self.rates.epoch_ended(self.figures.latest)
+        if self.rates.monitor is not None:  # ranks that evaluate by themselves must lower it together
+            self.rates.epoch_ended(self._place.broadcast(dict(self.figures.latest)))
 
     def _ask(self, name: str, ask: Callable[[Mapping[str, float]], str | None]) -> None:
         """Asks a callback whether training ends, by the latest metrics."""
@@ -461,7 +467,8 @@ class Training:
             self._ask(name, callback.validated)
         if may_prune and (reason := self._prune(self.number)) is not None:
             self.ended_by = reason
-        self.rates.validated(figures.latest)
+        if self.rates.monitor is not None:
+            self.rates.validated(self._place.broadcast(dict(figures.latest)))
         if self.checkpoints is not None:
             value = figures.latest.get(f"val/{self.checkpoints.best_metric}")
             self._is_best = self._place.broadcast(self.checkpoints.is_best(value))
