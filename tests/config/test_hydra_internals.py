@@ -17,6 +17,7 @@ import hydra
 from wellfed.config.build import build
 from wellfed.config.compose import compose
 from wellfed.config.entry import main
+from wellfed.config.hydra_internals import BASIC_SWEEPER, locate
 from wellfed.errors import ConfigError
 
 def shown(*argv):
@@ -27,6 +28,7 @@ def shown(*argv):
 
 BASIC = ["hydra/sweeper=basic", "hydra/launcher=basic"]
 seen = []
+assert locate(BASIC_SWEEPER).__name__ == "BasicSweeper"
 assert compose(["gpu=8gb", "seed=3"]).config.gpu.memory_gib == 7.2
 typed = ["gpu=42gb", "loader.num_worker=3", "seed=x", "lodaer=a", "a=["]
 try:

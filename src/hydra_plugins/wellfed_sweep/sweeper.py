@@ -11,8 +11,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
-_BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-
 
 class WellfedSweeper(Sweeper):
     """Runs short timed trials with an option of ``sweep``, else whole trainings."""
@@ -68,8 +66,10 @@ class WellfedSweeper(Sweeper):
         """Returns Hydra's own sweeper."""
         assert self.hydra_context is not None
         assert self.config is not None
+        from wellfed.config.hydra_internals import BASIC_SWEEPER
+
         with read_write(self.config.hydra), open_dict(self.config.hydra):
-            self.config.hydra.sweeper = {"_target_": _BASIC, "max_batch_size": None, "params": None}
+            self.config.hydra.sweeper = {"_target_": BASIC_SWEEPER, "max_batch_size": None, "params": None}
         return Plugins.instance().instantiate_sweeper(
             hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
         )

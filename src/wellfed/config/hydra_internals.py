@@ -23,7 +23,9 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser", "locate"]
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""Class of Hydra's own sweeper, which runs points unranked."""
+__all__ = ["BASIC_SWEEPER", "CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser", "locate"]
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:

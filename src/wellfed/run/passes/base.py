@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
@@ -44,7 +45,7 @@ _MOST_EXAMINED = 200
 """Maximum number of batches examined after a non-finite loss."""
 
 
-class RunPasses:
+class RunPasses(ABC):
     """Common part of the passes of one run."""
 
     def __init__(
@@ -98,9 +99,9 @@ class RunPasses:
         latest = self.figures.latest.items()
         return {name.removeprefix("test/"): value for name, value in latest if name.startswith("test/")}
 
+    @abstractmethod
     def _evaluate(self, split: str, checkpoint: Path | None) -> None:
         """Makes a pass over the split, with a checkpoint's weights or the current ones."""
-        raise NotImplementedError
 
     def test(self) -> dict[str, Path]:
         """Tests the best weights; returns the files that the evaluation wrote."""
@@ -119,9 +120,9 @@ class RunPasses:
         self._books.record.tested = tested
         return {} if self._rank > 0 else self._artifacts()
 
+    @abstractmethod
     def _artifacts(self) -> dict[str, Path]:
         """Returns the files that the evaluation writes."""
-        raise NotImplementedError
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final weights could not be saved."""
@@ -137,9 +138,9 @@ class RunPasses:
             way_out = "Set workload.* as it was when it was written, or check out the git commit that run.json names."
             raise ConfigError.of(where, problem, way_out)
 
+    @abstractmethod
     def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """Returns the first few weights that don't fit this model."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stops worker processes and threads that build training batches."""
