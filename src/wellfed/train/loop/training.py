@@ -175,8 +175,8 @@ class Training:
         finally:
             self._close_watchers()
             self._stop.is_stepping = False
-        if self._is_alone and self._stop.signum is not None:  # the last checkpoint is written
-            raise Stopped(self._stop.signum, is_of_all=True)
+        if self._place.any_of([self._stop.signum is not None])[0]:  # the last checkpoint is written
+            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
 
     def _is_over(self) -> bool:
         return self.ended_by is not None
