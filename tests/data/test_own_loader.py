@@ -1,6 +1,7 @@
 """A user's loader gives the batches, in the order, that it gives in a plain loop of PyTorch's, and goes on there."""
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,49 @@ def test_it_goes_on_where_it_was_left(name: str) -> None:
             seen += [seen_of(one.batch.tolist()) for one in loader]
         assert seen == expected, stop
         loader.close()
+
+
+def test_a_batch_that_was_read_ahead_is_drawn_again_as_it_was() -> None:
+    def trained(loader: OwnLoader, steps: int) -> list[Any]:
+        """The batches of steps that draw from the same generators."""
+        seen: list[Any] = []
+        while len(seen) < steps:
+            for one in loader:
+                seen.append((one.batch.tolist(), torch.rand(1).item()))
+                if len(seen) == steps:
+                    break
+        return seen
+
+    name = "samples that draw, of unknown number"
+    generators.seed_all(SEED)
+    expected = trained(OwnLoader(LOADERS[name]()), 12)
+    for stop in (2, 6, 9):
+        generators.seed_all(SEED)
+        loader = OwnLoader(LOADERS[name]())
+        seen = trained(loader, stop)
+        saved = _through_a_file({"position": loader.state_dict(), "drawn": generators.state()})
+        generators.seed_all(99)
+        again = OwnLoader(LOADERS[name]())
+        again.load_state_dict(saved["position"])
+        generators.restore(saved["drawn"])
+        assert seen + trained(again, 12 - stop) == expected, stop
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch joins what has not started
+def test_what_spawned_workers_can_not_get_is_one_sentence() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def collate(self, rows: Any) -> Any:
+            return torch.stack(rows)
+
+    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
+    loader = DataLoader(given.Rows(), 4, collate_fn=Holder().collate, **spawned)
+    with pytest.raises(
+        DataError, match=r"^Rows: spawned worker .* by pickle, which fails \(.*collate_fn.*num_workers=0"
+    ):
+        next(iter(OwnLoader(loader)))
 
 
 def _through_a_file(state: Any) -> Any:

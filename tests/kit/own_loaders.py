@@ -167,6 +167,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a batch sampler": lambda: DataLoader(Rows(), batch_sampler=BatchSampler(RandomSampler(Rows()), 4, True)),
     "lists": lambda: DataLoader(Rows(), batch_sampler=Lists()),
     "samples that draw": lambda: DataLoader(Drawing(), 4, shuffle=True),
+    "samples that draw, of unknown number": lambda: DataLoader(Drawing(), 4, sampler=ByEpoch()),
     "workers that draw": lambda: DataLoader(Drawing(), 4, shuffle=True, num_workers=2),
     "held generators": lambda: DataLoader(Holding(), 4, shuffle=True),
     "worker_init_fn": lambda: DataLoader(Opened(), 4, shuffle=True, num_workers=2, worker_init_fn=open_handle),

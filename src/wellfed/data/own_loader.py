@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Datasets
 from wellfed.data.rank_batches import RankBatches, agreed
+from wellfed.data.reading_state import BeforeReading, restore_states, states_of
+from wellfed.data.workers import sent_to_workers
 from wellfed.errors import DataError
 
 UNKNOWN_LENGTH = 2**53
 """Length reported for a user's loader, which no epoch reaches: its deliveries tell which one is the last."""
-_HOST = torch.device("cpu")
 _MOST_LISTS = 100
 """Maximum number of lists of a batch sampler that are read to learn the samples of a step."""
 
@@ -130,10 +131,13 @@ class OwnLoader:
         self._loader, self._batch_size, self._limit, self._world_size = loader, batch_size, limit_batches, world_size
         self._dataset: Any = getattr(loader, "dataset", loader)
         self._methods = batches.methods(self._dataset)
+        self._is_here = getattr(loader, "num_workers", 0) == 0
+        """Whether this process reads the dataset, and not a copy in a worker."""
         self._epoch = self._next_batch = self._total = 0
         self._is_over = False
         self._start: dict[str, Any] | None = None
         """States of generators at the start of the epoch."""
+        self._before = BeforeReading()
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
         self._running: object = None
@@ -162,7 +166,7 @@ class OwnLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch."""
         stream = {"total": self._total, "is_over": self._is_over, "start": self._start, "state": self._state}
-        return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
+        return {"epoch": self._epoch, "batch": self._next_batch, "stream": {**stream, "ahead": self._before.state}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position."""
@@ -170,15 +174,15 @@ class OwnLoader:
         found = state.get("stream", {})
         self._total = found.get("total", self._next_batch)
         self._is_over = bool(found.get("is_over")) and self._next_batch > 0
-        self._start, self._state = (found.get(name) if self._next_batch else None for name in ("start", "state"))
+        place = found if self._next_batch else {}
+        self._start, self._state, self._before.state = (place.get(name) for name in ("start", "state", "ahead"))
 
     def __iter__(self) -> Iterator[Delivery]:
         running = self._running = object()
         if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
             self._epoch, self._next_batch, self._is_over = self._epoch + 1, 0, False
         most = None if self._limit is None else self._limit - self._next_batch
-        is_here = getattr(self._loader, "num_workers", 0) == 0  # workers have asked for all indices by then
-        for (batch, state), is_last in _with_ends(self._begun(), self._num_left(), most, asks_end=is_here):
+        for (batch, state), is_last in self._with_ends(self._begun(), most):
             if self._running is not running:
                 return  # another pass began while a batch blocked this thread
             yield self._given(batch, state, is_last=is_last)
@@ -200,31 +204,36 @@ class OwnLoader:
         if self._next_batch == 0:
             self._start, self._state = self._states() if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
-            return _read(iter(self._loader), owner)
+            return _read(self._opened(), owner)
         with generators.kept():  # the run restores its own afterwards
             start = self._start or self._states()  # a run that began with the dataset alone has none
-            generators.restore(start["process"], _HOST)
-            for generator, state in zip(generators.held_by(self._loader), start["held"], strict=False):
-                generators.set_state(generator, state)
+            restore_states(self._loader, start)
             set_epoch(self._loader, self._epoch)
-            if owner is not None and self._state is not None:
+            has_state = owner is not None and self._state is not None
+            if has_state:
                 owner.load_state_dict(self._state)
-            found = self._without_new_seed() if start["workers_stay"] else iter(self._loader)
-            if owner is None or self._state is None:
+            found = _read(self._without_new_seed() if start["workers_stay"] else self._opened(), owner)
+            if not has_state:
                 next(islice(found, self._next_batch, self._next_batch), None)  # drops what was trained on
-        return _read(found, owner)
+            if self._before.state is None:
+                return found
+            restore_states((), {"rng": self._before.state})
+            return chain([*islice(found, 1)], found)  # the batch that had been read ahead
 
     def _states(self) -> dict[str, Any]:
         """Returns what the order and the draws of an epoch depend on, before it begins."""
-        held = [generators.state_of(each) for each in generators.held_by(self._loader)]
         stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
-        return {"process": generators.state(_HOST), "held": held, "workers_stay": stays}
+        return {**states_of(self._loader), "workers_stay": stays}
+
+    def _opened(self) -> Iterator[Any]:
+        with sent_to_workers(self._dataset):
+            return iter(self._loader)
 
     def _without_new_seed(self) -> Iterator[Any]:
         """Returns the batches of new workers in place of some that had stayed, whose seed an earlier epoch drew."""
         own, vars(self._loader)["generator"] = self._loader.generator, torch.Generator()
         try:
-            return iter(self._loader)
+            return self._opened()
         finally:
             self._loader.generator = own
 
@@ -233,12 +242,36 @@ class OwnLoader:
 
         None with several ranks, too, of which one writes the checkpoint.
         """
-        is_here = getattr(self._loader, "num_workers", 0) == 0  # a worker process reads a copy of the dataset
         # The state of a dataset with indices may be another than its position.
-        streams = [self._dataset] if is_here and is_stream(self._dataset) else []
+        streams = [self._dataset] if self._is_here and is_stream(self._dataset) else []
         owners = [] if self._world_size > 1 else [self._loader, *streams]
         names = ("state_dict", "load_state_dict")
         return next((one for one in owners if all(callable(getattr(one, name, None)) for name in names)), None)
+
+    def _with_ends(self, found: Iterator[Any], most: int | None) -> Iterator[tuple[Any, bool]]:
+        """Yields each item with whether it is the last. Reads one ahead if only reading shows the length."""
+        if (left := self._num_left()) is not None:
+            shown = left if most is None else min(left, most)
+            for number, one in enumerate(islice(found, shown), 1):
+                if number == left and self._is_here:  # torch's RandomSampler draws once more at its end
+                    next(found, None)
+                yield one, number == shown
+            return
+        none, number = object(), 1
+        held: Any = next(found, none)
+        while held is not none:
+            ahead: Any = none
+            failure: Exception | None = None
+            if number != most:
+                try:
+                    with self._before.reading() if self._is_here and self._has_place else nullcontext():
+                        ahead = next(found, none)
+                except Exception as error:  # noqa: BLE001  the previous batch is sound
+                    failure = error
+            yield held, ahead is none and failure is None
+            if failure is not None:
+                raise failure
+            held, number = ahead, number + 1
 
     def _num_left(self) -> int | None:
         """Returns the batches left of the epoch; None if only reading shows it, as for samplers of the user's own."""
@@ -297,39 +330,6 @@ def _read(found: Iterator[Any], owner: Any) -> Iterator[tuple[Any, Any]]:
     """Yields each batch with the state of ``owner`` after it."""
     for batch in found:
         yield batch, None if owner is None else copy.deepcopy(owner.state_dict())
-
-
-def _with_ends(
-    found: Iterator[Any], left: int | None, most: int | None, *, asks_end: bool
-) -> Iterator[tuple[Any, bool]]:
-    """Yields each item with whether it is the last. Reads one ahead only if their number is unknown.
-
-    Args:
-        left: number of items; None = unknown.
-        most: maximum number of items to yield.
-        asks_end: ask for an item after the last: torch's RandomSampler draws once more there.
-    """
-    if left is not None:
-        shown = left if most is None else min(left, most)
-        for number, one in enumerate(islice(found, shown), 1):
-            if asks_end and number == left:
-                next(found, None)
-            yield one, number == shown
-        return
-    none, number = object(), 1
-    held: Any = next(found, none)
-    while held is not none:
-        ahead: Any = none
-        failure: Exception | None = None
-        if number != most:
-            try:
-                ahead = next(found, none)
-            except Exception as error:  # noqa: BLE001  the previous batch is sound
-                failure = error
-        yield held, ahead is none and failure is None
-        if failure is not None:
-            raise failure
-        held, number = ahead, number + 1
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
