@@ -25,7 +25,7 @@ class Hears(pl.Callback):
         CALLED.append("validation")
 
 
-@pytest.mark.parametrize("data", [f"{HERE}.Data", f"{HERE}.datasets"])
+@pytest.mark.parametrize("data", [f"{HERE}.Data", f"{HERE}.Stream", f"{HERE}.datasets"])
 def test_a_trial_makes_steps_alone_and_its_ceiling_changes_nothing(tmp_path: Path, data: str) -> None:
     CALLED.clear()
     own = (f"+callbacks.own._target_={__name__}.Hears", "telemetry.enabled=true", "telemetry.ceiling_steps=3")
@@ -37,3 +37,4 @@ def test_a_trial_makes_steps_alone_and_its_ceiling_changes_nothing(tmp_path: Pat
     assert set(CALLED) == {"step"}
     assert ran.books.record.steps == len(CALLED) >= 12
     assert not ran.last.exists()
+    assert (ran.passes.ceiling.warm_up() or 0.0) > 0

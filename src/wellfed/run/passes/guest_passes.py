@@ -90,13 +90,18 @@ class GuestPasses(RunPasses):
         self._logged = LoggedFigures(self.figures)
         self._read_from: Any = None
         """Loaders that the training has read; None before one."""
-        glance = alone.Glance(lambda: self._read_from or self._loaders.given.get("train") or [])
+        glance = alone.Glance(self._loaders_of_ceiling)
         self.ceiling = Ceiling(config, books, self._loader or glance, self._run_ceiling)
         own_name, own_mode = getattr(self.module, "best_of_validation", ("loss", "min"))
         mode: Any = own_mode if trainer.best_mode is None else trainer.best_mode.value
         self._checkpoints = self._make_checkpoints(named_best(config, objects) or own_name, mode)
 
     # -- loaders --------------------------------------------------------------------------------------------------
+
+    def _loaders_of_ceiling(self) -> Any:
+        """Returns the loaders that the training has read, or else those that are given."""
+        # A loader may have no length, which its truth would ask for.
+        return self._loaders.given.get("train", []) if self._read_from is None else self._read_from
 
     def _open_loader(self) -> Any:
         return None if self._loaders.has("train") else super()._open_loader()
