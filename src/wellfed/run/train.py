@@ -37,8 +37,8 @@ from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
+    from wellfed.run.passes.base import Pruner
     from wellfed.run.screen import Terminal
-    from wellfed.train.loop.pruning import Pruner
 
 TRIAL = "WELLFED_TRIAL"
 """Environment variable of a trial's process and its other ranks: the run is only timed."""

@@ -35,12 +35,14 @@ from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.checkpoint_files import BEST
 from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.loop.figures import Figures
-from wellfed.train.loop.pruning import Pruner, Pruning
+from wellfed.train.loop.place import PlaceOptions
 from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.loop.training import Limits
 from wellfed.train.step.non_finite import NonFiniteLoss
 
+Pruner = Callable[[int, float], "str | None"]
+"""Function of a validation's number, from 1, and its metric. Returns why training ends, or None."""
 _MOST_EXAMINED = 200
 """Maximum number of batches examined after a non-finite loss."""
 
@@ -56,10 +58,12 @@ class RunPasses(ABC):
         books: Bookkeeper,
         *,
         rank: int,
-        others: OtherRanks | None,
-        stops_on_nan: bool,
+        may_adapt: bool = True,
+        others: OtherRanks | None = None,
     ) -> None:
-        self._config, self._objects, self._plan, self._books, self._rank = config, objects, plan, books, rank
+        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
+        self._config, self._plan, self._books, self._rank, self._may_adapt = config, plan, books, rank, may_adapt
+        self._objects = objects.for_features(plan.memory.features)
         self._num_ranks = plan.trainer.devices * plan.trainer.num_nodes
         self._is_on_gpu = plan.trainer.accelerator == "gpu"
         self.ranks = self._rank_figures(others or OtherRanks(rank))
@@ -70,9 +74,21 @@ class RunPasses(ABC):
         """Batches of one pass over the training data; None if they are unknown."""
         trainer, every = config.trainer, config.trainer.validate_every_steps
         self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)
+        self._total_steps = self._limits.total_steps(self.steps_per_epoch)
         self.is_pruned = False
         """A pruner has ended the training early."""
+        stops_on_nan = objects.guest is None and trainer.on_nan.value == "raise"
         self.figures = Figures(self._log, every=config.trainer.log_every_steps, stops_on_nan=stops_on_nan)
+        self._open()
+        self._checkpoints = self._make_checkpoints(*self._best())
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Makes what the passes of this kind need: the model, and the ceiling."""
+
+    @abstractmethod
+    def _best(self) -> tuple[str, Literal["max", "min"]]:
+        """Returns metric and mode of the best checkpoint."""
 
     def _open_loader(self) -> Any:
         """Returns the engine's loader of training."""
@@ -86,6 +102,17 @@ class RunPasses(ABC):
         options = CheckpointOptions(every, minutes, trainer.keep_last, best_metric, best_mode, trusted)
         folder, progress = books.folder / CHECKPOINTS, books.progress
         return Checkpoints(folder, options, books.journal.disk_full, progress=progress, on_saved=self._saved)
+
+    def _place_options(self) -> PlaceOptions:
+        trainer = self._plan.trainer
+        return PlaceOptions(
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            num_nodes=trainer.num_nodes,
+            strategy=trainer.strategy,
+            precision=self._plan.device.precision,
+            deterministic=self._config.trainer.deterministic,
+        )
 
     def evaluates(self, split: str) -> bool:
         """Returns whether the workload has that split and can evaluate it."""
@@ -169,18 +196,9 @@ class RunPasses(ABC):
         books = self._books
         return nullcontext() if self._rank > 0 else logged_to(books.journal.sink, lambda: books.progress.step)
 
-    def _starting(self, on_start: Callable[[], None]) -> Callable[[], None]:
-        """Returns a function to call when training begins."""
-
-        def started() -> None:
-            on_start()
-            self._name_data_parallel()
-
-        return started
-
-    def _bar(self, console: Console, total_steps: int | None) -> Bar:
+    def _bar(self, console: Console) -> Bar:
         live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
-        return Bar(console, live.rate, live.parts, total_steps=total_steps, latest=self.figures.latest)
+        return Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
 
     def _trace(self, clock: StepClock) -> ProfilerTrace | None:
         """Returns the trace of the configured steps; None on ranks other than 0, which differ only in their data."""
@@ -193,9 +211,20 @@ class RunPasses(ABC):
     def _sync_search(self) -> SyncSearch | None:
         return SyncSearch(partial(setattr, self._books.record, "synchronisations")) if self._is_on_gpu else None
 
-    def _pruning(self, pruner: Pruner | None, total_steps: int | None) -> Pruning:
-        validations = 0 if pruner is None else self._books.journal.validations_written()
-        return Pruning(pruner, self._latest_best_metric, total_steps, validations)
+    def _pruning(self, pruner: Pruner | None) -> Callable[[int], str | None]:
+        """Returns a function to call after each validation, with its step. It returns why training ends, or None."""
+        count = 0 if pruner is None else self._books.journal.validations_written()
+
+        def ask(step: int) -> str | None:
+            nonlocal count
+            count += 1
+            value = self._latest_best_metric()
+            if pruner is None or value is None:
+                return None
+            reason = pruner(count, value)
+            return None if self._total_steps is not None and step >= self._total_steps else reason
+
+        return ask
 
     def _latest_best_metric(self) -> float | None:
         return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
@@ -204,6 +233,7 @@ class RunPasses(ABC):
     def _training(self) -> Iterator[None]:
         """Returns a context for a training, whose figures of all ranks are recorded even if it fails."""
         self.ranks.begin()
+        self._name_data_parallel()
         try:
             with self._books.wall.running(), self._logging_media():
                 yield
@@ -266,8 +296,6 @@ class RunPasses(ABC):
         """Records a checkpoint, with the figures of all ranks so far."""
         self.ranks.record_latest()
         self._books.saved(step, name, self.figures.latest)
-
-    _checkpoints: Checkpoints
 
 
 def clock_of(*, is_on_gpu: bool, **settings: Any) -> StepClock:

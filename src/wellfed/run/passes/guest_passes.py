@@ -7,44 +7,38 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from wellfed.batches import Delivery
-from wellfed.config.schema import OnOom, RunConfig
+from wellfed.config.schema import OnOom
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import VALIDATION
-from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
 from wellfed.ranks import largest_share
-from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import make_eval_loader, named_best
 from wellfed.run.objects.guests import wrapped
-from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
-from wellfed.run.passes.base import RunPasses, clock_of
+from wellfed.run.passes.base import Pruner, RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
 from wellfed.run.passes.plain_passes import PRECISE, IsMeasured
-from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
 from wellfed.train.guest.arguments import Settled, ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
-from wellfed.train.guest.data import STEPS, Bare, Fed, arguments_of, changed, replaced, with_changes
+from wellfed.train.guest.data import STEPS, Bare, Fed, GuestLoaders, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
-from wellfed.train.loop.place import PlaceOptions
 from wellfed.train.loop.placed_model import misfits
-from wellfed.train.loop.pruning import Pruner
 from wellfed.train.loop.training import Limits
 from wellfed.train.memory import breakdown
 from wellfed.train.memory.oom import MemoryFailure, classify
@@ -59,22 +53,8 @@ _LOG = logging.getLogger(__name__)
 class GuestPasses(RunPasses):
     """The passes of one run of a guest, each with a Trainer of Lightning."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        objects: RunObjects,
-        plan: RunPlan,
-        books: Bookkeeper,
-        *,
-        rank: int,
-        may_adapt: bool = True,
-        others: OtherRanks | None = None,
-    ) -> None:
-        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
-        objects, trainer = objects.for_features(plan.memory.features), config.trainer
-        assert objects.guest is not None
-        self._loaders, self._may_adapt = objects.guest, may_adapt
-        super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=False)
+    def _open(self) -> None:
+        config, objects, plan, books = self._config, self._objects, self._plan, self._books
         if self._loader is None:
             self.steps_per_epoch = self._length()
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
@@ -92,9 +72,12 @@ class GuestPasses(RunPasses):
         """Loaders that the training has read; None before one."""
         glance = alone.Glance(self._loaders_of_ceiling)
         self.ceiling = Ceiling(config, books, self._loader or glance, self._run_ceiling)
+
+    def _best(self) -> tuple[str, Literal["max", "min"]]:
         own_name, own_mode = getattr(self.module, "best_of_validation", ("loss", "min"))
-        mode: Any = own_mode if trainer.best_mode is None else trainer.best_mode.value
-        self._checkpoints = self._make_checkpoints(named_best(config, objects) or own_name, mode)
+        asked = self._config.trainer.best_mode
+        mode: Any = own_mode if asked is None else asked.value
+        return named_best(self._config, self._objects) or own_name, mode
 
     # -- loaders --------------------------------------------------------------------------------------------------
 
@@ -102,6 +85,11 @@ class GuestPasses(RunPasses):
         """Returns the loaders that the training has read, or else those that are given."""
         # A loader may have no length, which its truth would ask for.
         return self._loaders.given.get("train", []) if self._read_from is None else self._read_from
+
+    @property
+    def _loaders(self) -> GuestLoaders:
+        assert self._objects.guest is not None
+        return self._objects.guest
 
     def _open_loader(self) -> Any:
         return None if self._loaders.has("train") else super()._open_loader()
@@ -200,7 +188,7 @@ class GuestPasses(RunPasses):
             watch,
             place,
             by_monitor=asked.best_metric is None,
-            prune=self._pruning(pruner, self._total_steps),
+            prune=self._pruning(pruner),
         )
         steps = self._steps(clock, watch, on_start, on_save=books.journal.flush)
         non_finite = NonFinite(asked.on_nan.value, every=asked.log_every_steps, on_event=books.journal.event)
@@ -241,8 +229,7 @@ class GuestPasses(RunPasses):
         users = Together([*self._objects.callbacks.values()], OF_STEPS)
         limits = Limits(max_steps=warmup + most_steps)
         trainer = self._trainer([steps, self._logged], [users], watch, limits, validates=False)
-        self.ranks.begin()
-        with alone.steps_alone(self.module, is_set_up=False, moves=True), self._books.wall.running():
+        with self._training(), alone.steps_alone(self.module, is_set_up=False, moves=True):
             self._fit(trainer, steps, None, None)
         self.ranks.compare()
 
@@ -253,7 +240,7 @@ class GuestPasses(RunPasses):
             books.journal.steps,
             books.progress,
             watch,
-            on_start=self._starting(on_start),
+            on_start=on_start,
             on_step=self._stepped,
             on_first=books.first_batch,
             on_batch=self.ranks.on_batch,
@@ -261,7 +248,7 @@ class GuestPasses(RunPasses):
         )
 
     def _watchers(self, console: Console, clock: StepClock, until_end: ExitStack) -> Any:
-        bar, trace, search = self._bar(console, self._total_steps), self._trace(clock), self._sync_search()
+        bar, trace, search = self._bar(console), self._trace(clock), self._sync_search()
         for one in (bar, trace, search):
             if one is not None:
                 until_end.enter_context(closing(one))
@@ -281,14 +268,7 @@ class GuestPasses(RunPasses):
         return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
 
     def _make_trainer(self, callbacks: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
-        where = PlaceOptions(
-            accelerator=self._plan.trainer.accelerator,
-            devices=self._plan.trainer.devices,
-            num_nodes=self._plan.trainer.num_nodes,
-            strategy=self._plan.trainer.strategy,
-            precision=self._plan.device.precision,
-            deterministic=self._config.trainer.deterministic,
-        )
+        where = self._place_options()
         parts, folder = self._plan.memory.accumulate, self._books.folder
         return make_trainer(self._config, where, limits, callbacks, folder, parts=parts, profiler=watch, **more)
 

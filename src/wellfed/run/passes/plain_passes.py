@@ -7,34 +7,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from wellfed import generators
 from wellfed.batches import Delivery
-from wellfed.config.schema import OnOom, RunConfig
+from wellfed.config.schema import OnOom
 from wellfed.data.own_loader import loader_of
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
-from wellfed.plan.run_plan import RunPlan
 from wellfed.process import StopRequest
-from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import eval_device_prefetch, make_eval_loader, make_metrics
 from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
-from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import check_metrics
-from wellfed.run.passes.base import RunPasses, clock_of
+from wellfed.run.passes.base import Pruner, RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
-from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.train.loop.callbacks import EarlyStopping
 from wellfed.train.loop.ceiling import run_ceiling
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel, PlainSetup, misfits
 from wellfed.train.loop.prefetch import prefetched
-from wellfed.train.loop.pruning import Pruner
 from wellfed.train.loop.sanity import try_splits
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_down import MicroBatches
@@ -52,28 +47,15 @@ PRECISE = 0.02
 class PlainPasses(RunPasses):
     """The passes of one run of a plain model, which stays on its device from one to the next."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        objects: RunObjects,
-        plan: RunPlan,
-        books: Bookkeeper,
-        *,
-        rank: int,
-        may_adapt: bool = True,
-        others: OtherRanks | None = None,
-    ) -> None:
-        """``may_adapt=False``: an out-of-memory error ends the run, whatever the plan allows."""
-        objects, trainer = objects.for_features(plan.memory.features), config.trainer
-        stops_on_nan = trainer.on_nan.value == "raise"
-        super().__init__(config, objects, plan, books, rank=rank, others=others, stops_on_nan=stops_on_nan)
-        self._total_steps = self._limits.total_steps(self.steps_per_epoch)
+    def _open(self) -> None:
         self._shares_evaluation = self._can_share_evaluation()
-        self._model = self._placed_model(may_adapt)
-        self.ceiling = Ceiling(config, books, self._loader, self._run_ceiling)
-        evaluation, mode = self._model.evaluation, trainer.best_mode
-        best_mode: Any = evaluation.best_mode if mode is None else mode.value
-        self._checkpoints = self._make_checkpoints(trainer.best_metric or evaluation.best_metric, best_mode)
+        self._model = self._placed_model()
+        self.ceiling = Ceiling(self._config, self._books, self._loader, self._run_ceiling)
+
+    def _best(self) -> tuple[str, Literal["max", "min"]]:
+        evaluation, trainer = self._model.evaluation, self._config.trainer
+        mode: Any = evaluation.best_mode if trainer.best_mode is None else trainer.best_mode.value
+        return trainer.best_metric or evaluation.best_metric, mode
 
     def _can_share_evaluation(self) -> bool:
         data = self._objects.data
@@ -82,7 +64,7 @@ class PlainPasses(RunPasses):
         is_shareable &= all(loader_of(data, split) is None for split in ("val", "test"))
         return is_shareable and can_be_shared(data.evaluation)
 
-    def _placed_model(self, may_adapt: bool) -> PlacedModel:
+    def _placed_model(self) -> PlacedModel:
         config, objects, plan = self._config, self._objects, self._plan
         data, schedule, trainer = objects.data, config.workload.schedule, plan.trainer
         setup = PlainSetup(
@@ -97,7 +79,7 @@ class PlainPasses(RunPasses):
                 on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
                 # With a sharded model every batch is a collective: ranks must do equally many.
                 halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and trainer.strategy != "fsdp",
-                may_adapt=may_adapt,
+                may_adapt=self._may_adapt,
                 batches_ahead=plan.loader.device_prefetch,
                 on_nan=config.trainer.on_nan.value,
                 shares_evaluation=self._shares_evaluation,
@@ -112,15 +94,7 @@ class PlainPasses(RunPasses):
             features=objects.features,
             on_event=self._books.journal.event,
         )
-        place = PlaceOptions(
-            accelerator=trainer.accelerator,
-            devices=trainer.devices,
-            num_nodes=trainer.num_nodes,
-            strategy=trainer.strategy,
-            precision=plan.device.precision,
-            deterministic=config.trainer.deterministic,
-        )
-        return PlacedModel(objects.model, setup, Place(place))
+        return PlacedModel(objects.model, setup, Place(self._place_options()))
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -135,9 +109,9 @@ class PlainPasses(RunPasses):
         """Trains, with the validations in between and after the last step; resumes from a checkpoint if there is one.
         ``pruner`` may end the training after any validation."""
         self._check_splits()
-        books, clock, pruning = self._books, self._clock(), self._pruning(pruner, self._total_steps)
+        books, clock, pruning = self._books, self._clock(), self._pruning(pruner)
         watchers = self._watchers(on_start)
-        watchers.bar, watchers.trace = self._bar(console, self._total_steps), self._trace(clock)
+        watchers.bar, watchers.trace = self._bar(console), self._trace(clock)
         watchers.on_save = books.journal.flush
         watchers.sanity = self._try_splits
 
@@ -174,8 +148,7 @@ class PlainPasses(RunPasses):
         if self._num_ranks == 1:  # several would have to agree
             watchers.is_measured = IsMeasured(self._books.journal.summary, PRECISE)
         limits = Limits(max_steps=warmup + most_steps)
-        self.ranks.begin()
-        with self._model.unscheduled(), self._books.wall.running():
+        with self._training(), self._model.unscheduled():
             callbacks = {
                 name: one for name, one in self._objects.callbacks.items() if not isinstance(one, EarlyStopping)
             }  # nothing is validated
@@ -190,7 +163,7 @@ class PlainPasses(RunPasses):
             take_rows=books.journal.steps,
             progress=books.progress,
             sync_search=self._sync_search(),
-            on_start=self._starting(on_start),
+            on_start=on_start,
             on_first_batch=books.first_batch,
             on_batch=self.ranks.on_batch,
             on_step=self._stepped,
