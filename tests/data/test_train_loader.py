@@ -254,7 +254,7 @@ def test_what_makes_no_step_is_refused_with_the_way_out():
         loader([])
     with pytest.raises(DataError, match=r"skip_ids leaves out all 23 training samples\. Set loader\.skip_ids=\[\]"):
         loader(sets.Fetching(), skip_ids=tuple(range(30)))
-    with pytest.raises(DataError, match=r"^3 training samples without the 20 of loader\.skip_ids make no step"):
+    with pytest.raises(DataError, match=r"^3 training samples make no step"):
         loader(sets.Fetching(), skip_ids=tuple(range(20)), drop_last=True)
     with pytest.raises(DataError, match=r"23 .*effective_batch_size=24 with workload\.drop_last=true\. Set a smaller"):
         loader(sets.Fetching(), batch_size=24, drop_last=True)

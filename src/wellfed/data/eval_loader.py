@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.data.backends.bad_samples import evaluation_error
+from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
-from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
 from wellfed.data.epoch_order import EpochOrder
 from wellfed.data.settings import LoaderSettings
@@ -41,23 +41,19 @@ class EvalLoader:
         Args:
             settings: backend and workers; None = this process builds each batch on request.
         """
-        self._order = EpochOrder(
-            len(dataset),
-            batch_size,
-            seed=seed,
-            shuffle=False,
-            limit_batches=limit_batches,
-        )
-        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
+        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
+        self._dataset, self._is_alone = dataset, world_size == 1
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
-        self._is_alone = world_size == 1
         settings, num_own = settings or LoaderSettings(), len(self._numbers)
         if num_own < 2:  # nothing to build ahead
             settings = LoaderSettings(pin_memory=settings.pin_memory)
-        self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
+        most = min(settings.num_workers, num_own)
+        self.settings = replace(settings, num_workers=most, skip_ids=(), max_skipped=0)
         """Backend and workers that build the batches."""
-        self._source = BatchSource(self._builder, self.settings)
+        builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
+        bad = BadSamples(type(dataset).__name__, self.settings, purpose="evaluation")
+        self._source = BatchSource(builder, self.settings, bad)
 
     def __len__(self) -> int:
         return self._length
@@ -65,34 +61,18 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Delivery]:
         number, failure = 0, None
         try:
-            for delivery in self._own():
-                yield delivery
-                number += 1
+            self._order.check_length(self._dataset)
+            shares = self._order.shares(0, self._numbers)
+            with closing(self._source.start(0, shares, len(self._numbers))) as running:
+                for delivery in running:
+                    yield delivery
+                    number += 1
         except Exception as error:  # whatever the dataset raises
             if self._is_alone:
                 raise
             failure = error
         for _ in range(number, len(self)):
             yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
-
-    def _own(self) -> Iterator[Delivery]:
-        self._order.check_length(self._builder.dataset)
-        shares = self._order.shares(0, self._numbers)
-        requests = (BatchRequest(0, share.batch, share.indices) for share in shares)
-        running, builder = self._source.start(requests, len(self._numbers)), self._builder
-        try:
-            for request, built in running:
-                if built.lost:
-                    lost = built.lost[0]
-                    loads = builder.loads if self.settings.num_workers else None
-                    raise evaluation_error(type(builder.dataset).__name__, lost, request.batch, loads) from lost.cause
-                if built.batch is None:
-                    raise builder.nothing_given(0, request.batch)
-                size, indices = len(request.indices), request.indices
-                num_samples = size if builder.splits_itself else None
-                yield Delivery(built.batch, 0, request.batch, size, num_samples=num_samples, indices=indices)
-        finally:
-            running.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the start position, where each pass begins."""

@@ -49,9 +49,9 @@ def first_non_finite(
     if not bad or (is_usual_allowed and len(bad) > max(1, num // 2)):
         return None
     first = bad[0]
-    for index in first.indices.unsqueeze(1):
+    for index in first.indices.tolist():
         if (value := _value(builder(first.only(index)).batch)) is not None:
-            return NonFiniteSample(int(index), first.epoch, first.batch, value)
+            return NonFiniteSample(index, first.epoch, first.batch, value)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -30,16 +31,10 @@ class TrainLoader:
     Batches queued ahead do not count.
     """
 
-    def __init__(
-        self,
-        builder: BatchBuilder,
-        order: EpochOrder,
-        settings: LoaderSettings,
-        bad: BadSamples,
-    ) -> None:
+    def __init__(self, builder: BatchBuilder, order: EpochOrder, settings: LoaderSettings, bad: BadSamples) -> None:
         self._builder, self._order, self._bad = builder, order, bad
         self._epoch = self._next_batch = 0
-        self._source = BatchSource(builder, settings)
+        self._source = BatchSource(builder, settings, bad)
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -61,12 +56,8 @@ class TrainLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch, the samples that failed so far, and those that are skipped."""
-        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
-        if self._bad.indices:
-            state["skipped"] = self._bad.indices
-        if self._order.skip_ids:
-            state["skip_ids"] = list(self._order.skip_ids)
-        return state
+        lists = {"skipped": list(self._bad.indices), "skip_ids": list(self._order.skip_ids)}
+        return {"epoch": self._epoch, "batch": self._next_batch} | {name: ids for name, ids in lists.items() if ids}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position; samples that failed before it are not requested again.
@@ -83,41 +74,13 @@ class TrainLoader:
         self._source.stop()
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
-        epoch = self._epoch
         self._order.check_length(self.dataset)
-        running = self._source.start(self._requests(epoch), len(self) - self._next_batch)
-        try:
-            for request, built in running:
-                if self._source.is_left(running):
-                    return  # another pass began while a batch blocked this thread
-                share = request.share
-                assert share is not None
-                left_out = share.indices.numel() - request.indices.numel() + len(built.lost)
-                if built.lost:
-                    self._bad.take(built.lost, epoch, share.batch)
-                if built.batch is None:
-                    is_empty = left_out == share.indices.numel()
-                    error_of = self._bad.none_left if is_empty else self._builder.nothing_given
-                    raise error_of(epoch, share.batch)
-                self._next_batch = share.batch + 1
-                num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
-                yield Delivery(
-                    built.batch,
-                    epoch,
-                    share.batch,
-                    share.total - left_out,
-                    share.is_padding,
-                    num_samples=num_samples,
-                    indices=None if left_out else share.indices,
-                    took=built.took,
-                )
-        finally:
-            running.close()
-
-    def _requests(self, epoch: int) -> Iterator[BatchRequest]:
-        """Yields requests for the rest of the epoch."""
-        for share in self._order.shares(epoch, range(self._next_batch, len(self))):
-            yield BatchRequest(epoch, share.batch, self._bad.leave_out(share.indices), share)
+        numbers = range(self._next_batch, len(self))
+        shares = self._order.shares(self._epoch, numbers)
+        with closing(self._source.start(self._epoch, shares, len(numbers))) as running:
+            for delivery in running:
+                self._next_batch = delivery.index + 1
+                yield delivery
 
     def non_finite_sample(self, state: dict[str, Any], *, steps: int = 1) -> NonFiniteSample | None:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position."""
@@ -160,8 +123,8 @@ def train_loader(
     Raises:
         DataError: there are too few samples for a step, or the dataset can't be read or sent to worker processes.
     """
-    name = type(dataset).__name__
-    check_items(dataset, by_item=settings.backend == "torch")
+    name, by_item = type(dataset).__name__, settings.backend == "torch"
+    check_items(dataset, by_item=by_item)
     order = EpochOrder(
         len(dataset),
         batch_size,
@@ -173,32 +136,20 @@ def train_loader(
         skip_ids=settings.skip_ids,
         limit_batches=limit_batches,
     )
-    if order.num_batches == 0:
-        if len(dataset) == 0:
-            raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
-        left_out = len(dataset) - order.num_kept
-        if order.num_kept == 0:
-            raise DataError(
-                f"{name}: loader.skip_ids leaves out all {left_out} training samples. Set loader.skip_ids=[]."
-            )
-        without = f" without the {left_out} of loader.skip_ids" if left_out else ""
+    if len(dataset) == 0:
+        raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
+    if order.num_kept == 0:
         raise DataError(
-            f"{order.num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
-            f"{' with workload.drop_last=true' if drop_last else ''}. "
-            "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+            f"{name}: loader.skip_ids leaves out all {len(dataset)} training samples. Set loader.skip_ids=[]."
         )
+    if order.num_batches == 0:
+        problem = f"make no step of workload.effective_batch_size={batch_size} with workload.drop_last=true."
+        way_out = "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+        raise DataError(f"{order.num_kept} training samples {problem} {way_out}")
     if settings.max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
-    builder = BatchBuilder(
-        dataset,
-        seed,
-        rank,
-        collate,
-        by_item=settings.backend == "torch",
-        most_lost=settings.max_skipped,
-    )
-    loads = builder.loads if settings.num_workers else None
-    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1, loads=loads)
+    builder = BatchBuilder(dataset, seed, rank, collate, by_item=by_item, most_lost=settings.max_skipped)
+    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1)
     return TrainLoader(builder, order, settings, bad)
 
 
@@ -210,31 +161,26 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
     """
     name = type(dataset).__name__
     has_getitems, has_fetch = (callable(getattr(dataset, each, None)) for each in ("__getitems__", "fetch"))
+    lacks = ""
     if not (has_getitems or hasattr(dataset, "__getitem__")):
         lacks = "neither __getitem__ nor __iter__"
     elif not has_getitems and type(dataset).__getitem__ is Dataset.__getitem__ and (by_item or not has_fetch):
         lacks = "no __getitem__ of its own"
-    elif not hasattr(dataset, "__len__"):
+    if lacks:
+        way_out = "Give it __getitem__(index) or __getitems__(indices), beside fetch if it has that, or __iter__ for a"
+        raise DataError(f"{name} gives no samples: it has {lacks}. {way_out} stream.")
+    if not hasattr(dataset, "__len__"):
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
-    else:
-        if not by_item:
-            _check_fetch(dataset)
+    if by_item or not has_fetch:
         return
-    raise DataError(
-        f"{name} gives no samples: it has {lacks}. "
-        "Give it __getitem__(index) or __getitems__(indices), beside fetch if it has that, or __iter__ for a stream."
-    )
-
-
-def _check_fetch(dataset: Any) -> None:
     try:
         signature = inspect.signature(dataset.fetch)
-    except (AttributeError, TypeError, ValueError):  # no such method, or compiled code
+    except (TypeError, ValueError):  # compiled code
         return
     try:
         signature.bind("indices", "rng")
     except TypeError:
         raise DataError(
-            f"{type(dataset).__name__}.fetch{signature} is called as fetch(indices, rng), which its parameters don't "
-            "allow. Write def fetch(self, indices, rng)."
+            f"{name}.fetch{signature} is called as fetch(indices, rng), which its parameters don't allow. "
+            "Write def fetch(self, indices, rng)."
         ) from None

@@ -218,7 +218,7 @@ def test_the_settings_reach_the_dataloader(monkeypatch):
     assert seen["persistent_workers"]
     assert seen["pin_memory"]
     assert 0 < seen["timeout"] < 9  # looks in between
-    assert seen["worker_init_fn"].args[1:] == (process.CPUS_AT_START,)
+    assert seen["worker_init_fn"].args == (process.CPUS_AT_START,)
     seen = handed_over(sets.Fetching(), LoaderSettings("torch", 0, timeout_s=9, pin_memory=False), monkeypatch)
     assert "timeout" not in seen  # DataLoader refuses one without workers
     assert "prefetch_factor" not in seen

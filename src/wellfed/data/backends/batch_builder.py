@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,12 +19,18 @@ from torch.utils.data import Subset, default_collate
 from wellfed import batches, generators
 from wellfed.batches import BuildTime, shapes_of
 from wellfed.contract import Batch
-from wellfed.data.backends.bad_samples import unread_batch
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.sample_rng import rng_of_batch, seed_from
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class UnreadBatch(DataError):
+    """Raised for a batch that ``fetch`` could not load."""
+
+    problem = ""
+    """The message without a way out."""
 
 
 class BatchBuilder:
@@ -105,22 +112,19 @@ class BatchBuilder:
         """Returns values that differ once a user has changed the dataset or the collate function."""
         return generators.values_in(self.dataset, self._collate)
 
-    def loads(self, epoch: int, index: int) -> bool:
-        """Returns whether a sample can be read in this process, by a new attempt."""
+    def loads(self, request: BatchRequest) -> bool:
+        """Returns whether all samples of a request can be read in this process, by a new attempt."""
         try:
             with generators.kept(self._held):
-                self.item(epoch, index)
+                return not self(request).lost
         except Exception:  # noqa: BLE001  whatever the dataset raises
             return False
-        return True
 
-    def nothing_given(self, epoch: int, batch: int) -> DataError:
+    def nothing_given(self, request: BatchRequest) -> DataError:
         """Returns the error for a batch that is None although no sample was lost."""
-        name = type(self.dataset).__name__
-        return DataError(
-            f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.purpose} batch {batch} of "
-            f"epoch {epoch}. It must return the batch."
-        )
+        method = "fetch" if self.has_fetch else "collate"
+        problem = f"{type(self.dataset).__name__}: {method} returned None for {request.place(self.purpose)}."
+        return DataError(f"{problem} It must return the batch.")
 
     def _by_fetch(self, request: BatchRequest) -> BuiltBatch:
         place = self.seed, request.epoch, request.batch, self._rank
@@ -132,22 +136,35 @@ class BatchBuilder:
                     generators.seed_held(self._held, seed_from(*place))
                 return BuiltBatch(self.dataset.fetch(indices, rng_of_batch(*place)))
         except Exception as error:
-            if is_of_the_machine(error) or isinstance(error, WellfedError):
+            if _is_passed_on(error):
                 raise
-            raise unread_batch(self.dataset, "fetch", request, self.purpose, error) from error
+            described = request.described(self.purpose)
+            problem = f"{type(self.dataset).__name__}: fetch could not load {described}: {reason_of(error)}."
+            way_out = "dataset[index] shows which sample fails: repair it"
+            if self.purpose == "training":
+                way_out += ", or add it to loader.skip_ids. loader.max_skipped is for data without fetch"
+            fault = UnreadBatch(f"{problem} {way_out}.")
+            fault.problem = problem
+            fault.add_note("".join(traceback.format_exception(error)).rstrip())  # a worker sends no cause
+            raise fault from error
 
     def _by_item(self, request: BatchRequest) -> BuiltBatch:
+        read = self._at_once if self._has_getitems else self._one_by_one
         if self._takes_rng and not self._held:
-            samples, lost = self._samples(request, seeds=False)
+            samples, lost = read(request, seeds=False)
         else:
             with generators.kept(self._held):  # per batch: takes longer than reading a sample from memory
-                samples, lost = self._samples_alike(request)
+                before = None if self._draws else generators.numbers(self._held)
+                samples, lost = read(request, seeds=self._draws)
+                if before is not None and generators.numbers(self._held) != before:
+                    self._draws = True
+                    samples, lost = read(request, seeds=True)
         if lost and (not samples or self._are_too_many(lost)):
             return BuiltBatch(None, tuple(lost))
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
-            if is_of_the_machine(error) or isinstance(error, WellfedError):
+            if _is_passed_on(error):
                 raise
             failed = {one.index for one in lost}
             indices = [index for index in request.indices.tolist() if index not in failed]
@@ -157,44 +174,25 @@ class BatchBuilder:
                 raise
             raise self._unlike(samples, indices, request, error) from error
 
-    def _samples_alike(self, request: BatchRequest) -> tuple[Any, list[LostSample]]:
-        """Reads the samples. Repeats it with seeded generators if they draw from a generator."""
-        if not self._draws:
-            before = generators.numbers(self._held)
-            found = self._samples(request, seeds=False)
-            self._draws = generators.numbers(self._held) != before
-            if not self._draws:
-                return found
-        return self._samples(request, seeds=True)
+    def _at_once(self, request: BatchRequest, *, seeds: bool) -> tuple[Any, list[LostSample]]:
+        """Reads the samples by ``__getitems__``, or if it raises, one by one.
 
-    def _samples(self, request: BatchRequest, *, seeds: bool) -> tuple[Any, list[LostSample]]:
-        """Reads the samples by ``__getitems__``, or if there is none or it raises, one by one."""
-        if not self._has_getitems:
-            return self._one_by_one(request, seeds=seeds)
-        try:
-            return self._at_once(request, seeds=seeds), []
-        except Exception as error:
-            if is_of_the_machine(error) or isinstance(error, WellfedError):
-                raise
-            samples, lost = self._one_by_one(request, seeds=seeds)
-            if not lost:
-                raise unread_batch(self.dataset, "__getitems__", request, self.purpose, error) from error
-            return samples, lost
-
-    def _at_once(self, request: BatchRequest, *, seeds: bool) -> Any:
-        """Returns what ``__getitems__`` returns: a list of samples, or what the user's collate function takes."""
+        It returns a list of samples, or what the user's collate function takes.
+        """
         indices = request.indices.tolist()
         if seeds:
             self._seed(request.epoch, indices[0])
-        samples = self.dataset.__getitems__(indices)
-        is_list = isinstance(samples, list) and self._collate is default_collate
-        if samples is None or (is_list and len(samples) != len(indices)):
-            name, returned = type(self.dataset).__name__, "None" if samples is None else f"{len(samples)} samples"
-            raise DataError(
-                f"{name}: __getitems__ returned {returned} for {request.described(self.purpose)}. It must return a "
-                "list with a sample for each index."
-            )
-        return samples
+        try:
+            return self.dataset.__getitems__(indices), []
+        except Exception as error:
+            if _is_passed_on(error):
+                raise
+            samples, lost = self._one_by_one(request, seeds=seeds)
+            if not lost:
+                place = request.described(self.purpose)
+                error.add_note(f"__getitems__ could not load {place}, and each of them loads alone.")
+                raise
+            return samples, lost
 
     def _one_by_one(self, request: BatchRequest, *, seeds: bool) -> tuple[list[Any], list[LostSample]]:
         """Reads the samples one by one, until more than ``most_lost`` have failed."""
@@ -244,11 +242,11 @@ class BatchBuilder:
         shapes = [shapes_of(sample) for sample in samples]
         wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
         reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
-        place = request.place(self.purpose)
-        beside = f"; sample {indices[0]} is {shapes[0]}" if shapes[0] != shapes[wrong] else ""
+        beside = f"; sample {indices[0]} is {shapes[0]}" if wrong else ""
+        problem = f"sample {indices[wrong]} can't be collated into {request.place(self.purpose)}: {reason}."
         return DataError(
-            f"{type(self.dataset).__name__}: sample {indices[wrong]} can't be collated into {place}: {reason}. It is "
-            f"{shapes[wrong]}{beside}. Make all samples alike, or give Datasets.collate=<function> that pads or stacks."
+            f"{type(self.dataset).__name__}: {problem} It is {shapes[wrong]}{beside}. Make all samples alike, or give "
+            "Datasets.collate=<function> that pads or stacks."
         )
 
 
@@ -268,6 +266,11 @@ def takes_rng(dataset: Any) -> bool:
         return "rng" in inspect.signature(type(dataset).__getitem__).parameters
     except (AttributeError, ValueError, TypeError):
         return False
+
+
+def _is_passed_on(error: Exception) -> bool:
+    """Returns whether an error is no fault of the samples, or describes itself."""
+    return is_of_the_machine(error) or isinstance(error, WellfedError)
 
 
 def is_of_the_machine(error: BaseException) -> bool:

@@ -37,9 +37,9 @@ class BatchRequest:
         # As numpy, since sending a tensor to a worker costs a file descriptor and half a millisecond.
         return _from_numpy, (self.epoch, self.batch, self.indices.numpy())
 
-    def only(self, indices: Tensor) -> BatchRequest:
-        """Returns the same request with other indices."""
-        return BatchRequest(self.epoch, self.batch, indices)
+    def only(self, index: int) -> BatchRequest:
+        """Returns the same request for one sample."""
+        return BatchRequest(self.epoch, self.batch, torch.tensor([index]))
 
     def place(self, purpose: str) -> str:
         """Returns the number of the batch, for messages about ``purpose`` (training, evaluation)."""
@@ -48,10 +48,9 @@ class BatchRequest:
     def described(self, purpose: str) -> str:
         """Returns the batch and its first indices, for messages."""
         indices = self.indices.tolist()
+        more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
         listed = ", ".join(map(str, indices[:_LISTED]))
-        more = len(indices) - _LISTED
-        listed += f" and {more} more" if more > 0 else ""
-        return f"{self.place(purpose)} (sample{'s' * (len(indices) > 1)} {listed})"
+        return f"{self.place(purpose)} (sample{'s' * (len(indices) > 1)} {listed}{more})"
 
 
 def _from_numpy(epoch: int, batch: int, indices: Any) -> BatchRequest:

@@ -4,58 +4,69 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 
-from wellfed.data.backends.bad_samples import UnreadBatch, shared_by_workers, too_late
-from wellfed.data.backends.batch_builder import BatchBuilder
+from wellfed.batches import Delivery
+from wellfed.data.backends.bad_samples import SHARED, BadSamples
+from wellfed.data.backends.batch_builder import BatchBuilder, UnreadBatch
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.process_backend import ProcessBackend
 from wellfed.data.backends.thread_backend import built_by_threads
+from wellfed.data.epoch_order import Share
 from wellfed.data.settings import LoaderSettings
-
-Answers = Generator[tuple[BatchRequest, BuiltBatch]]
+from wellfed.errors import DataError
 
 
 class BatchSource:
-    """Runs one pass over requests at a time; persistent worker processes serve several passes.
+    """Runs one pass over shares of steps at a time; persistent worker processes serve several passes.
 
     The thread that starts a pass reads and closes it. If the dataset blocks that thread, another thread may stop the
-    pass. The blocked thread then ends the pass once it has its batch; `is_left` returns True for it.
+    pass. The blocked thread then ends the pass once it has its batch.
     """
 
-    def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
-        self._builder, self._settings = builder, settings
-        self._processes = ProcessBackend(builder, settings) if settings.backend in ("torch", "processes") else None
-        self._running: Answers | None = None
+    def __init__(self, builder: BatchBuilder, settings: LoaderSettings, bad: BadSamples) -> None:
+        self._builder, self._settings, self._bad = builder, settings, bad
+        self._processes: ProcessBackend | None = None
+        if settings.backend in ("torch", "processes"):
+            self._processes = ProcessBackend(builder, settings)
+        self._running: Generator[Delivery] | None = None
         self._reader = threading.current_thread()
 
-    def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Answers:
-        """Ends the previous pass and returns ``num_requests`` requests with their batches, in order."""
+    def start(self, epoch: int, shares: Iterator[Share], num_shares: int) -> Generator[Delivery]:
+        """Ends the previous pass, and returns the deliveries of ``num_shares`` shares of an epoch, in order.
+
+        Raises:
+            DataError: a batch can't be built, or comes too late.
+        """
         self.stop()
-        self._running = self._answers(requests, num_requests)
+        requests = (BatchRequest(epoch, one.batch, self._bad.leave_out(one.indices), one) for one in shares)
+        self._running = self._deliveries(requests, num_shares)
         self._reader = threading.current_thread()
         return self._running
 
-    def _answers(self, requests: Iterator[BatchRequest], num_requests: int) -> Answers:
-        asked: deque[BatchRequest] = deque()
+    def _deliveries(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[Delivery]:
+        running, asked = self._running, deque[BatchRequest]()
 
         def noted() -> Iterator[BatchRequest]:
             for request in requests:
                 asked.append(request)
                 yield request
 
-        running = self._built(noted(), num_requests)
+        source = self._built(noted(), num_requests)
         try:
-            for built in running:
-                yield asked.popleft(), built
+            for built in source:
+                if self._running is not running:
+                    return  # another pass began while a batch blocked this thread
+                yield self._delivery(asked.popleft(), built)
+                del built
         except LateBatch:
-            raise too_late(asked[0], self._builder.purpose, self._settings.timeout_s) from None
+            raise self._too_late(asked[0]) from None
         except UnreadBatch as error:
-            if self._settings.num_workers and self._loads_here(asked[0]):
-                raise shared_by_workers(error) from None
+            if self._settings.num_workers and self._builder.loads(asked[0]):
+                raise DataError(f"{error.problem} {SHARED}") from error
             raise
         finally:
-            running.close()
+            source.close()
 
     def _built(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
         if self._settings.backend == "inline":
@@ -65,21 +76,44 @@ class BatchSource:
         self._processes = self._processes or ProcessBackend(self._builder, self._settings)
         return self._processes(requests)
 
-    def _built_here(self, requests: Iterable[BatchRequest]) -> Generator[BuiltBatch]:
+    def _built_here(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
         for request in requests:
             built = self._builder(request)
             yield built.pin_memory() if self._settings.pin_memory else built
 
-    def _loads_here(self, request: BatchRequest) -> bool:
-        try:
-            self._builder(request)
-        except Exception:  # noqa: BLE001  whatever the dataset raises
-            return False
-        return True
+    def _delivery(self, request: BatchRequest, built: BuiltBatch) -> Delivery:
+        share = request.share
+        assert share is not None
+        if built.lost:
+            loads = (lambda index: self._builder.loads(request.only(index))) if self._settings.num_workers else None
+            self._bad.take(built.lost, request, loads)
+        size = share.indices.numel()
+        left_out = size - request.indices.numel() + len(built.lost)
+        if built.batch is None:
+            raise self._bad.none_left(request) if left_out == size else self._builder.nothing_given(request)
+        return Delivery(
+            built.batch,
+            request.epoch,
+            share.batch,
+            share.total - left_out,
+            share.is_padding,
+            num_samples=size - left_out if self._builder.splits_itself else None,
+            indices=None if left_out else share.indices,
+            took=built.took,
+        )
 
-    def is_left(self, running: Answers) -> bool:
-        """Returns whether this pass was stopped, or another started, while its reader waited for a batch."""
-        return self._running is not running
+    def _too_late(self, request: BatchRequest) -> DataError:
+        purpose, limit_s = self._builder.purpose, self._settings.timeout_s
+        way_out = (
+            "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline loader.num_workers=0 to see "
+            "where it hangs."
+        )
+        if purpose == "training":
+            way_out += " If a sample hangs (dataset[index] shows which), repair it or add it to loader.skip_ids."
+        return DataError(
+            f"No batch came within loader.timeout_s={limit_s:g} s: a worker is stuck or too slow. It was asked for "
+            f"{request.described(purpose)}. {way_out}"
+        )
 
     def stop(self) -> None:
         """Ends the pass; persistent worker processes stay."""

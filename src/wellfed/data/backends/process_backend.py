@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import KILLED_WORKER, DataError, ErrorKind, WellfedError, first_line, text_of, type_and_line
+from wellfed.data.workers import sent_to_workers
+from wellfed.errors import KILLED_WORKER, DataError, ErrorKind, WellfedError, first_line, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
 _LOG = logging.getLogger(__name__)
@@ -54,22 +56,27 @@ class ProcessBackend:
         self._builder, self._settings = builder, settings
         self._requests, self._inbox = _Requests(), Inbox()
         self._iterator: Any = None
-        self._has_started = False
-        self._state_of_data: list[Any] = []
-        """State of the dataset that the persistent workers have a copy of."""
+        self._state_of_data: list[Any] | None = None
+        """State of the dataset that the workers have a copy of; None = none have started."""
         self._loader = self._make_loader()
+
+    @property
+    def processes(self) -> list[Any]:
+        """Worker processes of the latest pass, by number."""
+        return getattr(self._iterator, "_workers", [])
 
     def __call__(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
         """Yields the batches of these requests, in order.
 
         Raises:
+            DataError: a batch could not be built or sent, or spawned workers can't get the dataset.
             LateBatch: a batch did not come within loader.timeout_s.
             WorkerLost: a worker has ended.
         """
         self._requests.rest = requests
         try:
-            iterator = self._start()
-            while (built := self._next(iterator)) is not None:
+            self._start()
+            while (built := self._next()) is not None:
                 if isinstance(built.batch, WellfedError):
                     raise built.batch
                 yield built
@@ -81,67 +88,49 @@ class ProcessBackend:
                 self._iterator = None
                 self._inbox.clear()
 
-    def _start(self) -> Any:
+    def _start(self) -> None:
         if self._settings.num_workers:
-            if not self._has_started:
-                self._has_started = True
+            if self._state_of_data is None:
                 self._warn_of_files()
-            self._renew_workers()
-        with _undisturbed():
-            try:
-                iterator = iter(self._loader)
-            except RuntimeError:  # persistent workers are still busy with an abandoned pass
-                self._end_workers()
-                iterator = iter(self._loader)
-        self._iterator = iterator
-        return iterator
-
-    def _warn_of_files(self) -> None:
-        """Warns of open files that forked workers share with each other: a read moves the position of all."""
-        dataset = self._builder.dataset
-        for each in generators.reached_from(dataset):
-            if isinstance(each, (io.BufferedReader, io.TextIOWrapper)) and not each.closed and each.readable():
-                name = type(dataset).__name__
-                _LOG.warning(
-                    "%s holds the open file %s, which worker processes share: a read of one moves the position of all. "
-                    "Open it where it is first used, in each process.", name, each.name,
-                )  # fmt: skip
-                return
-
-    def _renew_workers(self) -> None:
-        """Ends workers that have a copy of the dataset from before it was changed, as by a hook between epochs."""
-        if self._settings.persistent_workers:
-            state = self._builder.state_of_data()
-            if self._iterator is not None and state != self._state_of_data:
+            state = self._builder.state_of_data() if self._settings.persistent_workers else []
+            if self._iterator is not None and state != self._state_of_data:  # changed, as by a hook between epochs
                 _LOG.info("%s was changed: its workers are started anew.", type(self._builder.dataset).__name__)
                 self._end_workers()
             self._state_of_data = state
+        with _undisturbed(), sent_to_workers(self._builder.dataset):
+            try:
+                self._iterator = iter(self._loader)
+            except RuntimeError:  # persistent workers are still busy with an abandoned pass
+                self._end_workers()
+                self._iterator = iter(self._loader)
 
-    def _next(self, iterator: Any) -> BuiltBatch | None:
+    def _warn_of_files(self) -> None:
+        """Warns of an open file that forked workers share with each other."""
+        dataset = self._builder.dataset
+        for each in generators.reached_from(dataset):
+            if isinstance(each, (io.BufferedReader, io.TextIOWrapper)) and not each.closed and each.readable():
+                _LOG.warning(
+                    "%s holds the open file %s, which worker processes share: a read of one moves the position of all. "
+                    "Open it where it is first used, in each process.", type(dataset).__name__, each.name,
+                )  # fmt: skip
+                return
+
+    def _next(self) -> BuiltBatch | None:
         until_s = time.monotonic() + (self._settings.timeout_s or math.inf)
         while True:
             try:
-                return next(iterator, None)
+                return next(self._iterator, None)
             except (RuntimeError, OSError, EOFError) as error:  # OSError and EOFError: a worker died while sending
                 if str(error).startswith("DataLoader timed out"):
                     if time.monotonic() >= until_s:
                         raise LateBatch from None
-                elif self._has_lost_worker():
-                    raise WorkerLost(f"A loader worker process ended ({first_line(error)}), {KILLED_WORKER}") from None
-                else:
-                    raise
-
-    def _has_lost_worker(self) -> bool:
-        for process in self.processes:
-            process.join(_ENDING_S)
-            if process.exitcode is not None:
-                return True
-        return False
-
-    @property
-    def processes(self) -> list[Any]:
-        """Worker processes of the latest pass, by number."""
-        return getattr(self._iterator, "_workers", [])
+                    continue
+                for process in self.processes:
+                    process.join(_ENDING_S)
+                    if process.exitcode is not None:
+                        problem = f"A loader worker process ended ({first_line(error)}), {KILLED_WORKER}"
+                        raise WorkerLost(problem) from None
+                raise
 
     def _end_workers(self) -> None:
         """Kills the workers and makes a new DataLoader.
@@ -167,7 +156,7 @@ class ProcessBackend:
             options = {
                 "prefetch_factor": settings.prefetch_factor,
                 "persistent_workers": settings.persistent_workers,
-                "worker_init_fn": partial(_init_worker, self._builder, CPUS_AT_START),
+                "worker_init_fn": partial(_init_worker, CPUS_AT_START),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
         dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
@@ -209,30 +198,24 @@ class _InWorker(Dataset[Any]):
             built = self._builder(request)
         except WellfedError as error:  # DataLoader would add its own traceback
             return BuiltBatch(error)
-        for one in built.lost:
-            if one.cause is not None:  # it may not be picklable
-                trace = "".join(traceback.format_exception(one.cause)).rstrip()
-                cause = RuntimeError(f"{type(one.cause).__name__}: {text_of(one.cause)}")
-                cause.add_note(f"In the worker process:\n{trace}")
-                one.cause = cause
+        for one in built.lost:  # its cause may not pickle
+            assert one.cause is not None
+            one.cause = RuntimeError(
+                "In the worker process:\n" + "".join(traceback.format_exception(one.cause)).rstrip()
+            )
         return self._sender.packed(built)
 
 
-def _init_worker(builder: BatchBuilder, cpus_given: frozenset[int] | None, worker: int) -> None:
+def _init_worker(cpus_given: frozenset[int] | None, worker: int) -> None:
     # A forked worker inherits the training process's handlers, which end training after the step. The training process
-    # ends its workers itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in set(STOPS) - {signal.SIGINT, signal.SIGTERM}:  # a closed terminal signals all its processes
-        signal.signal(number, signal.SIG_IGN)
+    # ends its workers itself, also when a closed terminal signals all its processes.
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
     gc.freeze()  # garbage collection writes to, and so copies, memory shared with the parent
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # for libraries loaded later
     if cpus_given is not None:
-        try:
-            threads = [int(name) for name in os.listdir("/proc/self/task")]
-        except OSError:
-            threads = [0]
-        for thread in threads:
+        tasks = Path("/proc/self/task")
+        for thread in (int(each.name) for each in tasks.iterdir()) if tasks.is_dir() else (0,):
             os.sched_setaffinity(thread, cpus_given)
     ThreadpoolController().limit(limits=1)  # numpy's BLAS
     torch.set_num_threads(1)

@@ -40,8 +40,9 @@ def built_by_threads(
             jobs.put((request, ahead[-1]))
 
     # Daemon threads, since Python waits at exit for the threads of a ThreadPoolExecutor, even one that hangs.
+    work = (builder, settings, jobs, stopped)
     workers = [
-        threading.Thread(target=_work, args=(builder, settings, jobs, stopped), name="wellfed-loader", daemon=True)
+        threading.Thread(target=_work, args=work, name="wellfed-loader", daemon=True)
         for _ in range(settings.num_workers)
     ]
     for worker in workers:
