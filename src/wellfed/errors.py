@@ -151,12 +151,12 @@ class DataError(WellfedError):
 
 
 class LastSaveFailed(WellfedError):
-    """Raised if the final weights could not be written."""
+    """Raised if the final or the best weights could not be written."""
 
     kind = "disk"
 
-    def __init__(self, step: int, folder: Path, error: BaseException) -> None:
-        super().__init__(f"The weights of step {step} could not be written to {folder}: {first_line(error)}.")
+    def __init__(self, step: int, path: Path, error: BaseException) -> None:
+        super().__init__(f"The weights of step {step} could not be written to {path}: {first_line(error)}.")
 
 
 class ModelError(WellfedError):

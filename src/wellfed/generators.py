@@ -8,7 +8,7 @@ import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
@@ -130,12 +130,23 @@ def set_state(generator: Any, state: Any) -> None:
 @contextmanager
 def kept(holder: Any = None) -> Iterator[None]:
     """Restores Python's, numpy's and torch's CPU generators afterwards, and the generators in ``holder``."""
-    states = [(each, state_of(each)) for each in (*_of_process(), *held_by(holder))]
+    go_back = way_back(holder)
     try:
         yield
     finally:
+        go_back()
+
+
+def way_back(holder: Any = None) -> Callable[[], None]:
+    """Returns a function that restores Python's, numpy's and torch's CPU generators as they are now, and the
+    generators in ``holder``."""
+    states = [(each, state_of(each)) for each in (*_of_process(), *held_by(holder))]
+
+    def go_back() -> None:
         for each, before in states:
             set_state(each, before)
+
+    return go_back
 
 
 def _of_process() -> tuple[Any, ...]:

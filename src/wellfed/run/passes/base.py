@@ -152,10 +152,9 @@ class RunPasses(ABC):
         """Returns the files that the evaluation writes."""
 
     def check_saved(self) -> None:
-        """Raises a LastSaveFailed if the final weights could not be saved."""
-        failure = self._checkpoints.failure
-        if failure is not None:
-            raise LastSaveFailed(self.figures.step, self._checkpoints.folder, failure)
+        """Raises a LastSaveFailed if the final or the best weights could not be saved."""
+        if self._checkpoints.failure is not None:
+            raise LastSaveFailed(*self._checkpoints.failure)
 
     def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""

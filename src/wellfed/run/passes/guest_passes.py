@@ -32,11 +32,11 @@ from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import NonFinite, compile_step
 from wellfed.train.guest.arguments import Settled, ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
-from wellfed.train.guest.data import STEPS, Bare, Fed, GuestLoaders, arguments_of, changed, replaced, with_changes
+from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
-from wellfed.train.guest.saves import BeforeUsers, Saves, last_as_best
+from wellfed.train.guest.saves import LastAsBest, Saves
 from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits
@@ -70,8 +70,9 @@ class GuestPasses(RunPasses):
         self._logged = LoggedFigures(self.figures)
         self._read_from: Any = None
         """Loaders that the training has read; None before one."""
-        glance = alone.Glance(self._loaders_of_ceiling)
-        self.ceiling = Ceiling(config, books, self._loader or glance, self._run_ceiling)
+        self.ceiling = Ceiling(config, books, self._loader, self._run_ceiling)
+        if self._loader is None:
+            self.ceiling = _CeilingOfOwn(config, books, self._loaders_of_ceiling, self._run_ceiling)
 
     def _best(self) -> tuple[str, Literal["max", "min"]]:
         own_name, own_mode = getattr(self.module, "best_of_validation", ("loss", "min"))
@@ -124,25 +125,17 @@ class GuestPasses(RunPasses):
     def _reading(self, trainer: Any, place: Place | None) -> Iterator[dict[str, Any]]:
         """Yields the arguments of ``Trainer.fit`` that name the loaders."""
 
-        places = [place]  # for the loaders of the first epoch
+        def change(split: str, make: Callable[[], Any]) -> Any:
+            given = self._changed(split, make())
+            return PlacedLoader(given, place, self._parts) if split == "train" else given
 
-        def change(split: str, given: Any) -> Any:
-            given = self._changed(split, given)
-            if split != "train":
-                return given
-            return PlacedLoader.of(given, places.pop() if places else None, self._parts)
-
-        with ExitStack() as stack:
-            stack.enter_context(changed(self._loaders, change))
-            stack.enter_context(self._weighing(trainer))
-            train = val = None
+        with changed(self._loaders, change), self._weighing(trainer):
+            train = None
             if self._loader is not None:
-                train = PlacedLoader.of(Fed(self._loader), None, self._parts)
+                train = PlacedLoader(Bare(self._loader), place, self._parts)
             elif self._loaders.owner is None:
-                train = change("train", self._loaders.given["train"])
-            if self._loaders.owner is None:
-                val = self._split("val")
-            yield arguments_of(self._loaders, [train, val], ["train_dataloaders", "val_dataloaders"])
+                train = change("train", lambda: self._loaders.given["train"])
+            yield arguments_of(self._loaders, [train, self._split("val")], ["train_dataloaders", "val_dataloaders"])
 
     def _weighing(self, trainer: Any) -> AbstractContextManager[None]:
         """Returns a context in which losses count by their samples: those of parts, and of the engine's ranks."""
@@ -178,9 +171,7 @@ class GuestPasses(RunPasses):
         books, asked, users = self._books, self._config.trainer, self._objects.callbacks
         clock = self._clock()
         watch = Watch(clock, users, stop if self._num_ranks == 1 else None)
-        saved = self._place_of(checkpoint)
-        place = Place(saved, lambda: watch.is_waiting, self._loader)
-        watch.before_reading = place.before_reading
+        place = Place(self._saved_place(checkpoint), self._loader)
         saves = Saves(
             self._checkpoints,
             self.figures.latest,
@@ -195,10 +186,10 @@ class GuestPasses(RunPasses):
         with ExitStack() as until_end:
             watchers = self._watchers(console, clock, until_end)
             checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
-            first = [Settled(), *checked, place, steps, watchers, self._logged, BeforeUsers(saves), non_finite]
+            first = [Settled(), *checked, place, steps, watchers, self._logged, saves.before_users(), non_finite]
             trainer = self._trainer(first, [*users.values(), saves], watch, self._limits)
             with self._training():
-                self._fit(trainer, steps, checkpoint, None if saved is None else place)
+                self._fit(trainer, steps, checkpoint, place)
                 self.ranks.compare()
                 books.record.ended_by = saves.pruned or ended_by(self._limits, trainer)
                 self._validate_last_step(trainer)
@@ -206,13 +197,13 @@ class GuestPasses(RunPasses):
             self.is_pruned = True
             books.journal.event("pruned", message=saves.pruned)
 
-    def _place_of(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
-        """Returns the place of a checkpoint in the training data; None for a file of Lightning's own."""
+    def _saved_place(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
+        """Returns what a checkpoint has of the place in the training data; None for a file of Lightning's own."""
         if checkpoint is None:
             return None
         content = load_checkpoint(checkpoint, (), trusted=self._config.trainer.trusted_checkpoints)
-        found: Mapping[str, Any] = content.get("position", {})
-        return found if {"epoch", "batch", "batches"} <= found.keys() else None
+        names = ("position", "rng_of_ranks")
+        return {name: content[name] for name in names} if all(name in content for name in names) else None
 
     def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints.
@@ -229,7 +220,7 @@ class GuestPasses(RunPasses):
         users = Together([*self._objects.callbacks.values()], OF_STEPS)
         limits = Limits(max_steps=warmup + most_steps)
         trainer = self._trainer([steps, self._logged], [users], watch, limits, validates=False)
-        with self._training(), alone.steps_alone(self.module, is_set_up=False, moves=True):
+        with self._training(), alone.steps_alone(self.module, is_set_up=False):
             self._fit(trainer, steps, None, None)
         self.ranks.compare()
 
@@ -328,9 +319,10 @@ class GuestPasses(RunPasses):
             return
         with self._books.progress.during("validate"), self._books.wall.during(VALIDATION):
             self._evaluate("val", None)
-        value = self._latest_best_metric()
-        if value is not None and self._rank == 0:
-            last_as_best(self._checkpoints, value, step, self._books.journal.disk_full)
+        value, files = self._latest_best_metric(), self._checkpoints
+        if value is not None and self._rank == 0 and files.last_step == step and files.is_best(value):
+            files.saving = LastAsBest(files)
+            files.save_best(value, step)
 
     def _evaluate(self, split: str, checkpoint: Path | None) -> None:
         """Makes a pass over validation or test, with the weights of a checkpoint or the current ones."""
@@ -339,7 +331,8 @@ class GuestPasses(RunPasses):
         if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
         run = trainer.validate if split == "val" else trainer.test
-        with changed(self._loaders, self._changed), explained(checkpoint):
+        as_typed = changed(self._loaders, lambda split, make: self._changed(split, make()))
+        with as_typed, explained(checkpoint):
             arguments = arguments_of(self._loaders, [self._split(split)], ["dataloaders"])
             weights_only = None if checkpoint is None else True
             run(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
@@ -358,19 +351,28 @@ class GuestPasses(RunPasses):
     def _run_ceiling(self, deliveries: Sequence[Delivery], num_steps: int) -> StepSummary | None:
         rows: list[StepRow] = []
         module, data_module = self.module, self._loaders.data_module
-        clock, is_set_up = clock_of(is_on_gpu=self._is_on_gpu), module._trainer is not None
+        clock = clock_of(is_on_gpu=self._is_on_gpu)
+        is_set_up = module._trainer is not None or self._loaders.owner is module
         watch = Watch(clock, {})
-        callbacks = [] if data_module is None else [alone.WithDataModule(data_module)]
-        callbacks.append(Steps(clock, rows.extend, Progress(), watch))
-        trainer = self._make_trainer(callbacks, watch, Limits(max_epochs=1), validates=False)
+        steps = Steps(clock, rows.extend, Progress(), watch)
+        trainer = self._make_trainer([steps], watch, Limits(max_epochs=1), validates=False)
         num_steps = alone.least_of_ranks(num_steps if deliveries else 0, trainer)
         if num_steps == 0:
             return None
-        with alone.put_back(module):
-            module.trainer = trainer
-            given = [delivery.batch for delivery in deliveries]
-            ready = alone.on_device(module, data_module, given, trainer.strategy.root_device)
-            repeated = PlacedLoader.of(alone.Repeated(ready, num_steps + WARMUP_STEPS), None, self._parts)
-            with alone.steps_alone(module, data_module, is_set_up=is_set_up), self._weighing(trainer):
-                trainer.fit(module, repeated)
+        ready = [trainer.strategy.batch_to_device(each.batch, trainer.strategy.root_device) for each in deliveries]
+        repeated = PlacedLoader(alone.Repeated(ready, num_steps + WARMUP_STEPS), None, self._parts)
+        with (
+            alone.put_back(module, data_module),
+            alone.steps_alone(module, data_module, is_set_up=is_set_up),
+            changed(self._loaders, lambda split, make: repeated),
+            self._weighing(trainer),
+        ):
+            trainer.fit(module, **arguments_of(self._loaders, [repeated], ["train_dataloaders"]))
         return summarise(rows)
+
+
+class _CeilingOfOwn(Ceiling):
+    """Ceiling on batches of the user's own loaders, which a function returns."""
+
+    def _first_batches(self) -> list[Delivery]:
+        return alone.first_batches(self._loader())

@@ -6,8 +6,8 @@ callbacks and schedulers of the module are not called, since there is no epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from types import MethodType
 from typing import Any
@@ -20,15 +20,14 @@ from lightning.pytorch.utilities import CombinedLoader
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.train.guest.data import replaced
-from wellfed.train.guest.marks import is_overridden, samples_of
+from wellfed.train.guest.marks import samples_of
 from wellfed.train.loop.ceiling import CEILING_BATCHES
 from wellfed.train.memory import step_start
 
-HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
-"""Hooks of a LightningModule."""
-_KEPT_HOOK = "on_after_batch_transfer"
-"""Hook that changes a batch on the device, which is a part of the step."""
-_DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
+_HOOKS = [name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")]
+_OF_STEPS = ("on_before_batch_transfer", "on_after_batch_transfer")
+"""Hooks that are a part of the step."""
+_DONE_BEFORE = ("prepare_data", "setup", "teardown")
 """Methods that training has already called."""
 
 
@@ -47,50 +46,13 @@ class Repeated:
             yield batches.map_tensors(self._given[number % len(self._given)], lambda tensor: tensor)
 
 
-class Glance:
-    """First batches of the user's loaders, as the engine's loader gives them. Nothing is drawn."""
-
-    epoch = 0
-
-    def __init__(self, loaders: Callable[[], Any]) -> None:
-        self._loaders = loaders
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the start position."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Does nothing: each pass is one from the start."""
-
-    def close(self) -> None:
-        """Does nothing: a pass closes what it has opened."""
-
-    def __iter__(self) -> Iterator[Delivery]:
-        loaders = self._loaders()
-        combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
-        with generators.kept(loaders):
-            found = [batch for batch, *_ in islice(iter(combined), CEILING_BATCHES) if batch is not None]
-            combined.reset()
-        for number, batch in enumerate(found):
-            yield Delivery(batch, 0, number, samples_of(batch))
-
-
-def on_device(module: pl.LightningModule, data_module: Any, given: Sequence[Any], device: torch.device) -> list[Any]:
-    """Returns the batches as the hooks of module or data module bring them to the device."""
-
-    def hook(name: str) -> Any:
-        return getattr(_owner(module, data_module, name), name)
-
-    before, move = hook("on_before_batch_transfer"), hook("transfer_batch_to_device")
-    moved = [move(before(batch, 0), device, 0) for batch in given]
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return moved
-
-
-def _owner(module: pl.LightningModule, data_module: Any, hook: str) -> Any:
-    """Returns the object whose hook Lightning calls for a batch."""
-    return data_module if data_module is not None and is_overridden(data_module, hook) else module
+def first_batches(loaders: Any) -> list[Delivery]:
+    """Returns the first batches of the user's loaders. Nothing is drawn."""
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
+    with generators.kept(loaders):
+        found = [batch for batch, *_ in islice(iter(combined), CEILING_BATCHES) if batch is not None]
+        combined.reset()
+    return [Delivery(batch, 0, number, samples_of(batch)) for number, batch in enumerate(found)]
 
 
 def least_of_ranks(num_steps: int, trainer: pl.Trainer) -> int:
@@ -103,37 +65,43 @@ def least_of_ranks(num_steps: int, trainer: pl.Trainer) -> int:
 
 
 @contextmanager
-def put_back(module: pl.LightningModule) -> Iterator[None]:
+def put_back(module: pl.LightningModule, data_module: Any) -> Iterator[None]:
     """Restores parameters, buffers, modes and Trainer of the module on exit, and all generators."""
-    trainer = module._trainer
+    trainer, of_data = module._trainer, getattr(data_module, "trainer", None)
     try:
         with step_start.put_back(module):
             yield
     finally:
         module.trainer = trainer
+        if data_module is not None:
+            data_module.trainer = of_data
 
 
 @contextmanager
-def steps_alone(
-    module: pl.LightningModule, data_module: Any = None, *, is_set_up: bool, moves: bool = False
-) -> Iterator[None]:
-    """Disables all hooks of a LightningModule that are not a part of a step.
+def steps_alone(module: pl.LightningModule, data_module: Any = None, *, is_set_up: bool) -> Iterator[None]:
+    """Disables all hooks of a module and its data that are not a part of a step.
 
-    ``setup`` is called if the module is not set up. Hooks that move a batch to the device stay only if ``moves``.
+    Args:
+        data_module: module of data that are set up.
+        is_set_up: False: the module's ``setup`` is called.
     """
-    kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
-    names = [name for name in HOOKS if name not in kept]
-    names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
-    own = module.configure_optimizers
+    names = [name for name in _HOOKS if name not in _OF_STEPS]
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}
-    if not moves:
-        instead["transfer_batch_to_device"] = lambda batch, device, number: batch
-        if (after := _owner(module, data_module, _KEPT_HOOK)) is not module:
-            instead[_KEPT_HOOK] = getattr(after, _KEPT_HOOK)
+    instead["configure_callbacks"] = list
+    if is_set_up:
+        instead |= dict.fromkeys((*_DONE_BEFORE, "configure_model"), _nothing)
     if module.automatic_optimization:  # with manual optimization the step calls the schedulers
+        own = module.configure_optimizers
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
-    with replaced(module, instead):
+    with ExitStack() as stack:
+        stack.enter_context(replaced(module, instead))
+        if data_module is not None:
+            stack.enter_context(replaced(data_module, dict.fromkeys(_DONE_BEFORE, _nothing)))
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Does nothing, in place of a hook."""
 
 
 def _optimizers_of(configured: Any) -> Any:
@@ -145,17 +113,3 @@ def _optimizers_of(configured: Any) -> Any:
     if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
         return configured[0]
     return [_optimizers_of(one) for one in configured]
-
-
-class WithDataModule(pl.Callback):
-    """Data module for the steps of a Trainer that has other loaders; Lightning neither sets it up nor ends it."""
-
-    def __init__(self, data_module: Any) -> None:
-        self._data_module = data_module
-        self._before = data_module.trainer
-
-    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        trainer.datamodule, self._data_module.trainer = self._data_module, trainer
-
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        trainer.datamodule, self._data_module.trainer = None, self._before

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import lightning.pytorch as pl
@@ -96,7 +96,7 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
     """Returns the loaders of a LightningDataModule or LightningModule, looked at once before the plan.
 
     ``prepare_data`` and ``setup("fit")`` are called for it, and not again by Lightning. If they need the Trainer, all
-    is left to Lightning.
+    is left to Lightning, and generators are as before.
 
     Raises:
         ConfigError: there is no loader for training.
@@ -107,17 +107,18 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
         raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
     attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
     vars(owner)[attribute] = NoTrainerYet(num_devices, num_nodes)
-    given = {}
+    given, undo_draws = {}, generators.way_back(owner)
     try:
         own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
         if own == 0:  # other ranks follow this one
             owner.prepare_data()
         owner.setup("fit")
-        with generators.kept():  # Lightning calls them again
+        with generators.kept(owner):  # Lightning calls them again
             for split in ("train", "val"):
                 if is_overridden(owner, LOADERS[split]):
                     given[split] = getattr(owner, LOADERS[split])()
     except NeedsTrainer as error:
+        undo_draws()
         return GuestLoaders(owner, unknown=f"{name} needs {error} to make them")
     except AttributeError as error:
         if is_overridden(owner, "setup"):
@@ -127,28 +128,32 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
         raise ConfigError.of("workload.data", problem, way_out) from error
     finally:
         vars(owner)[attribute] = None
-    _skip_once(owner)
+    for hook in ("prepare_data", "setup"):
+        if is_overridden(owner, hook):
+            vars(owner)[hook] = _skipping_once(owner, hook)
+    vars(owner)["__getstate__"] = lambda: _as_it_came(owner)
     return GuestLoaders(owner, given)
 
 
-def _skip_once(owner: Any) -> None:
-    """Lets Lightning's first calls of ``prepare_data`` and of ``setup("fit")`` do nothing, since they are made."""
+def _skipping_once(owner: Any, hook: str) -> Callable[..., None]:
+    """Returns a method in whose place Lightning's first call for the training does nothing, since it is made."""
+    own = getattr(owner, hook)
 
-    def skipping(hook: str) -> Callable[..., None]:
-        own = getattr(owner, hook)
+    @wraps(own)
+    def skipped(*arguments: Any, **named: Any) -> None:
+        if hook == "prepare_data" or "fit" in (*arguments, *named.values()):
+            vars(owner).pop(hook, None)
+        else:
+            own(*arguments, **named)
 
-        @wraps(own)
-        def skipped(*arguments: Any, **named: Any) -> None:
-            if hook == "prepare_data" or "fit" in (*arguments, *named.values()):
-                vars(owner).pop(hook, None)
-            else:
-                own(*arguments, **named)
+    return skipped
 
-        return skipped
 
-    for hook in ("prepare_data", "setup"):
-        if is_overridden(owner, hook):
-            vars(owner)[hook] = skipping(hook)
+def _as_it_came(owner: Any) -> dict[str, Any]:
+    """Returns what spawned workers get of the owner of a ``collate_fn``: neither our methods nor the Trainer."""
+    ours = ("__getstate__", "prepare_data", "setup", *LOADERS.values())
+    state = {name: value for name, value in vars(owner).items() if name not in ours}
+    return state | {name: None for name in ("trainer", "_trainer") if name in state}
 
 
 def arguments_of(loaders: GuestLoaders, given: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
@@ -164,31 +169,24 @@ def arguments_of(loaders: GuestLoaders, given: Sequence[Any], names: Sequence[st
 
 
 @contextmanager
-def changed(loaders: GuestLoaders, change: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Lets a function change what the owner's hooks return, by split, within the block."""
+def changed(loaders: GuestLoaders, change: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
+    """Replaces the owner's hooks for loaders within the block.
+
+    Args:
+        change: called with the split and the hook; returns the loaders.
+    """
     owner = loaders.owner
-    if owner is None:
-        yield
-        return
-
-    def changing(split: str) -> Callable[[], Any]:
-        own = getattr(owner, LOADERS[split])
-
-        @wraps(own)
-        def loader() -> Any:
-            return change(split, own())
-
-        return loader
-
-    with replaced(
-        owner, {LOADERS[split]: changing(split) for split in LOADERS if is_overridden(owner, LOADERS[split])}
-    ):
+    hooks = {} if owner is None else {one: hook for one, hook in LOADERS.items() if is_overridden(owner, hook)}
+    with replaced(owner, {hook: partial(change, split, getattr(owner, hook)) for split, hook in hooks.items()}):
         yield
 
 
 @contextmanager
 def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
     """Replaces methods of an object within the context."""
+    if not instead:
+        yield
+        return
     own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
     vars(owner).update(instead)
     try:
@@ -245,15 +243,3 @@ class Bare:
             self.latest = delivery
             del delivery  # a reference here would keep it on the device
             yield handed.pop()
-
-
-class Fed(Bare):
-    """The engine's loader of training, with its place."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the loader's position."""
-        return self._loader.state_dict()  # type: ignore[no-any-return]
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues at a position."""
-        self._loader.load_state_dict(state)

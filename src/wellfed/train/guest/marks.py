@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,23 +12,20 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.errors import WellfedError, type_and_line
+from wellfed.errors import WellfedError
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Phase
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
 from wellfed.process import StopRequest
-from wellfed.train.loop.schedule import nobody_logs
 from wellfed.train.memory.growth import MemoryGrowth
 
-_LOG = logging.getLogger(__name__)
-_FETCH, _EPOCH = "train_dataloader_next", "run_training_epoch"
-"""Names of Lightning's actions: the next batch is taken from the loaders; a training epoch runs."""
+_FETCH = "train_dataloader_next"
+"""Lightning's action of taking the next batch from the loaders."""
 _HOOKS = ("on_", "setup", "teardown")
 OF_STEPS = (
     *("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
@@ -57,8 +53,6 @@ class Watch(PassThroughProfiler):
         """A batch was asked for, and its step has not begun; it is the batch of another step."""
         self.before_fetch: Callable[[pl.Trainer], None] = lambda trainer: None
         """Called between two steps of an epoch, after the validation and the schedulers of the first."""
-        self.before_reading: Callable[[pl.Trainer], None] = lambda trainer: None
-        """Called before Lightning begins to read the loaders: after each hook that comes before it."""
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Connects the profiler with its Trainer."""
@@ -88,66 +82,35 @@ class Watch(PassThroughProfiler):
     def profile(self, action_name: str) -> AbstractContextManager[Any]:
         found = self._known.get(action_name)
         if found is None:
-            found = self._known[action_name] = self._around(action_name)
+            found = self._known[action_name] = self._account_of(action_name)
         return found
 
-    def _around(self, action: str) -> AbstractContextManager[Any]:
-        trainer = self._trainer
-        if trainer is None:
-            return nullcontext()
-        if action == _EPOCH:
-            return _Around(begin=lambda: self.before_reading(trainer) if trainer.current_epoch else None)
-
-        def before_first() -> None:
-            if trainer.train_dataloader is None:
-                self.before_reading(trainer)
-
+    def _account_of(self, action: str) -> AbstractContextManager[Any]:
+        """Returns the account of a user's hook, such as ``[Callback]Finetuning.on_fit_start``; else nothing."""
         kind, _, name = action.partition("]")
         owner, _, hook = name.rpartition(".")
-        if kind == "[Callback":
-            found = [one for one in trainer.callbacks if one.state_key == owner and is_overridden(one, hook)]
-            if found and not type(found[0]).__module__.startswith(_OURS):
-                return _UsersHook(self._clock.wall, hook, found[0], trainer, self._name_of(found[0]))
+        trainer = self._trainer
+        if trainer is None or not hook.startswith(_HOOKS) or hook.endswith("_batch_transfer"):
             return nullcontext()
-        users: Any = trainer.datamodule if kind == "[LightningDataModule" else trainer.lightning_module
-        if hook == "train_dataloader":
-            return _Around(end=lambda: self.before_reading(trainer))
-        if kind == "[LightningModule" and hook in ("configure_optimizers", "on_fit_start"):
-            return _Around(begin=before_first, end=before_first)  # the former may ask for the number of batches
-        if type(users).__module__.startswith(_OURS):
-            return nullcontext()
-        if hook == "lr_scheduler_step" and len(trainer.lr_scheduler_configs) == 1:
-            return _UsersHook(self._clock.wall, "step", trainer.lr_scheduler_configs[0].scheduler, trainer)
-        is_timed = kind in ("[LightningModule", "[LightningDataModule") and hook.startswith(_HOOKS)
-        if is_timed and not hook.endswith("_batch_transfer") and is_overridden(users, hook):
-            return _UsersHook(self._clock.wall, hook, users, trainer)
+        users: list[Any] = {
+            "[Callback": [one for one in trainer.callbacks if one.state_key == owner],
+            "[LightningModule": [trainer.lightning_module],
+            "[LightningDataModule": [trainer.datamodule],
+        }.get(kind, [])
+        for one in users:
+            if is_overridden(one, hook) and not type(one).__module__.startswith(_OURS):
+                names = [name for name, callback in self._names.items() if callback is one]
+                return _UsersHook(self._clock.wall, one, hook, *names)
         return nullcontext()
-
-    def _name_of(self, callback: pl.Callback) -> str:
-        return next((name for name, one in self._names.items() if one is callback), type(callback).__name__)
-
-
-class _Around(AbstractContextManager[None]):
-    """Calls a function before or after an action."""
-
-    def __init__(self, begin: Callable[[], None] = lambda: None, end: Callable[[], None] = lambda: None) -> None:
-        self._begin, self._end = begin, end
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> None:
-        if error is None:
-            self._end()
 
 
 class _UsersHook(AbstractContextManager[None]):
     """Accounts the time of a hook as ``ClassName.hook``, and names a callback in its error."""
 
-    def __init__(self, wall: Wall, hook: str, owner: Any, trainer: pl.Trainer, callback: str = "") -> None:
-        """``callback``: name of a callback in its errors; empty for a hook of a module."""
-        self._wall, self._hook, self._owner, self._trainer, self._callback = wall, hook, owner, trainer, callback
-        self._account = f"{type(owner).__name__}.{hook}"
+    def __init__(self, wall: Wall, owner: Any, hook: str, name: str = "") -> None:
+        """``name``: name of a callback in the configuration."""
+        self._wall, self._account = wall, f"{type(owner).__name__}.{hook}"
+        self._note = f"In {hook} of the callback {name} ({type(owner).__name__})." if name else ""
         self._settles = not is_within_steps(self._account)
         self._before: list[str | None] = []
 
@@ -156,18 +119,10 @@ class _UsersHook(AbstractContextManager[None]):
             self._wall.settle()
         self._before.append(self._wall.switch(self._account))
 
-    def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> bool:
+    def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> None:
         self._wall.back(self._before.pop())
-        if not self._callback or not isinstance(error, Exception) or isinstance(error, WellfedError):
-            return False
-        if self._hook == "on_exception":  # the first error is the one to report, and the state is saved after this
-            _LOG.warning("%s of the callback %s raised %s.", self._hook, self._callback, type_and_line(error))
-            return True
-        monitor, logged = getattr(self._owner, "monitor", None), self._trainer.callback_metrics
-        if isinstance(error, (RuntimeError, MisconfigurationException)) and monitor and monitor not in logged:
-            raise nobody_logs(f"{self._callback}.monitor", monitor, logged) from error
-        error.add_note(f"In {self._hook} of the callback {self._callback} ({type(self._owner).__name__}).")
-        return False
+        if self._note and isinstance(error, Exception) and not isinstance(error, WellfedError):
+            error.add_note(self._note)
 
 
 class Together(pl.Callback):

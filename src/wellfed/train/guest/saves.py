@@ -13,12 +13,12 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.checkpoint_values import load, readable, save
+from wellfed.train.checkpoint_values import load, save
 from wellfed.train.guest.figures import monitored
-from wellfed.train.guest.marks import Watch
+from wellfed.train.guest.marks import Watch, is_within_step
 from wellfed.train.guest.reading import Place
-from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
-from wellfed.train.loop.checkpoints import BEST_VALUES, Checkpoints, is_disk_error, is_finite, non_finite
+from wellfed.train.loop.checkpoint_files import BEST, LAST
+from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.training import AGREE_EVERY_STEPS
 from wellfed.train.step.non_finite import NonFiniteLoss
 
@@ -55,18 +55,25 @@ class Saves(Checkpoint):
         self._by_monitor, self._prune = by_monitor, prune
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
-        self._trainer: pl.Trainer | None = None
+        self._trainer: Any = None
         self._saved_at_s = time.monotonic()
         self._step = self._checked_step = 0
         self._is_due = self._is_stopping = False
         self._more: Mapping[str, Any] = {}
-        watch.before_fetch = self.between_steps
+        watch.before_fetch = self._between_steps
 
     @property
     def best_model_path(self) -> str:
         """Path of ``best.ckpt``, as of Lightning's ModelCheckpoint; empty without one."""
         best = self.files.folder / BEST
         return str(best) if best.exists() else ""
+
+    def before_users(self) -> pl.Callback:
+        """Returns a callback that saves what is due before the user's callbacks begin an epoch, or end the training:
+        they may then replace the weights by their average, and a resumed training must not start from it."""
+        early = pl.Callback()
+        vars(early).update(on_train_epoch_start=self._between_epochs, on_train_end=self._save_last)
+        return early
 
     # -- when to save ---------------------------------------------------------------------------------------------
 
@@ -78,13 +85,10 @@ class Saves(Checkpoint):
         if trainer.ckpt_path is not None:
             self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self._stop.is_stepping = True
-
-    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._stop.is_stepping = trainer.state.fn == "fit"
-
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_within_step(trainer, batch_idx):
+            return
+        self._place.count(is_last=trainer.is_last_batch)
         every = self.files.options.every_steps
         if every is not None:
             before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
@@ -93,26 +97,23 @@ class Saves(Checkpoint):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due |= self.files.options.every_steps is None
 
-    def between_steps(self, trainer: pl.Trainer) -> None:
+    def _between_steps(self, trainer: pl.Trainer) -> None:
         """Saves and stops if due, after a step and its validation."""
-        self._place.before_fetch(trainer)
         is_alone, minutes = trainer.world_size == 1, self.files.options.minutes
-        is_asked = self._stop.signum is not None
-        is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
-        if not is_alone:
-            if self._place.batches % AGREE_EVERY_STEPS:
-                is_asked = is_time = False
-            else:  # saving is a collective
-                is_asked, is_time = (
-                    trainer.strategy.reduce_boolean_decision(each, all=False) for each in (is_asked, is_time)
-                )
+        if not is_alone and self._place.batches % AGREE_EVERY_STEPS:
+            is_asked = is_time = False
+        else:
+            is_asked = self._stop.signum is not None
+            is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
+            if not is_alone:  # saving is a collective
+                any_of = trainer.strategy.reduce_boolean_decision
+                is_asked, is_time = any_of(is_asked, all=False), any_of(is_time, all=False)
         if is_asked:
             self._end(trainer)
         if self._is_due or is_time:
             self._save_last(trainer)
 
-    def between_epochs(self, trainer: pl.Trainer) -> None:
-        """Saves if due, before the user's callbacks begin an epoch."""
+    def _between_epochs(self, trainer: pl.Trainer, module: Any) -> None:
         if trainer.world_size > 1:
             self._stop.is_stepping = True
         elif self._stop.signum is not None:
@@ -124,11 +125,6 @@ class Saves(Checkpoint):
         self._is_stopping = True
         self._save_before_end(trainer)
         raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
-
-    def before_train_end(self, trainer: pl.Trainer) -> None:
-        """Saves before the user's callbacks end the training, since they may replace weights by their average. A
-        resumed training must not start from it."""
-        self._save_last(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         if not averages_weights(trainer):
@@ -174,13 +170,12 @@ class Saves(Checkpoint):
         except NonFiniteLoss as error:
             _LOG.warning("%s %s", error, self.files.way_back())
 
-    def _save_last(self, trainer: pl.Trainer) -> None:
+    def _save_last(self, trainer: pl.Trainer, module: Any = None) -> None:
         self._is_due = False
-        if self.files.last_step == trainer.global_step:
-            return
-        self._saved_at_s = time.monotonic()
-        self._check_finite(trainer)
-        self.files.save_last(trainer.global_step)
+        if self.files.last_step != trainer.global_step:
+            self._saved_at_s = time.monotonic()
+            self._check_finite(trainer)
+            self.files.save_last(trainer.global_step)
 
     def _check_finite(self, trainer: pl.Trainer) -> None:
         """Raises NonFiniteLoss on all ranks if weights of one are not finite. Waits for the device."""
@@ -193,21 +188,14 @@ class Saves(Checkpoint):
     @property
     def rank(self) -> int:
         """Number of this rank."""
-        return 0 if self._trainer is None else self._trainer.global_rank
+        return int(self._trainer.global_rank)
 
     def broadcast(self, own: bool) -> bool:
         """Returns the value of rank 0."""
-        assert self._trainer is not None
         return bool(self._trainer.strategy.broadcast(own))
-
-    def barrier(self) -> None:
-        """Waits for all ranks."""
-        assert self._trainer is not None
-        self._trainer.strategy.barrier("Trainer.save_checkpoint")
 
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries."""
-        assert self._trainer is not None
         self._more = more
         try:
             self._trainer.save_checkpoint(path)
@@ -218,38 +206,23 @@ class Saves(Checkpoint):
         checkpoint.update(self._more)
 
 
-class BeforeUsers(pl.Callback):
-    """Due checkpoints of `Saves`, written before the user's callbacks begin an epoch or end the training."""
-
-    def __init__(self, saves: Saves) -> None:
-        self._saves = saves
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._saves.between_epochs(trainer)
-
-    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._saves.before_train_end(trainer)
-
-
 def averages_weights(trainer: pl.Trainer) -> bool:
     """Returns whether a callback averages the weights, which may stand in their place in validations and at the end."""
     return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
 
 
-def last_as_best(
-    files: Checkpoints, value: float, step: int, on_disk_error: Callable[[BaseException, int], None]
-) -> None:
-    """Copies ``last.ckpt`` to ``best.ckpt`` if a validation after training gave the best value for its weights."""
-    if files.last_step != step or not files.is_best(value):
-        return
-    try:
-        trusted = files.options.trusted
-        state = {**load(files.folder / LAST, trusted=trusted), BEST_VALUES: {files.best_metric: value}}
-        with replacing(files.folder / BEST) as temporary:
-            save(state if trusted else readable(state)[0], temporary)
-    except (OSError, RuntimeError) as error:
-        if not is_disk_error(error):
-            raise
-        on_disk_error(error, step)
-    else:
-        files.best_value = value
+class LastAsBest:
+    """Writes ``best.ckpt`` with the content of ``last.ckpt``: a validation after training gave the best value."""
+
+    rank = 0
+
+    def __init__(self, files: Checkpoints) -> None:
+        self._files = files
+
+    def broadcast(self, own: bool) -> bool:
+        """Returns its own value: rank 0 writes alone."""
+        return own
+
+    def write(self, path: Path, more: Mapping[str, Any]) -> None:
+        """Writes the last state with more entries."""
+        save({**load(self._files.folder / LAST, trusted=self._files.options.trusted), **more}, path)

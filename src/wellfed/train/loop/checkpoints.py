@@ -74,13 +74,18 @@ class Checkpoints:
             on_saved: called on rank 0 with step and name of each written file.
         """
         self.folder, self.options = folder, options
-        self.failure: BaseException | None = None
-        """Error of the latest save of ``last.ckpt``; None if it succeeded."""
+        self._failures: dict[str, tuple[int, Path, BaseException]] = {}
+        """Step, path and error of each file whose latest save failed."""
         self.last_step: int | None = None
         """Step of ``last.ckpt`` if this process has written or loaded it, else None."""
         self._on_disk_error, self._on_saved = on_disk_error, on_saved
         self._progress = progress or Progress()
         self.compare_by(options.best_metric, options.best_mode)
+
+    @property
+    def failure(self) -> tuple[int, Path, BaseException] | None:
+        """Step, path and error of ``last.ckpt`` or ``best.ckpt`` if its latest save failed."""
+        return self._failures.get(LAST) or self._failures.get(BEST)
 
     def compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         """Picks the best by this metric from now on."""
@@ -101,8 +106,8 @@ class Checkpoints:
 
     def save_best(self, value: float, step: int) -> None:
         """Writes ``best.ckpt`` of the current step; ``value`` of its metric is known on rank 0."""
-        if self._save(step, BEST, {BEST_VALUES: {self.best_metric: value}}):
-            self.best_value = value
+        self.best_value = value  # of a failed save, too: no lesser one is the best
+        self._save(step, BEST, {BEST_VALUES: {self.best_metric: value}})
 
     def save_last(self, step: int) -> None:
         """Writes ``last.ckpt`` of the current step, unless it exists."""
@@ -143,14 +148,14 @@ class Checkpoints:
                     raise
                 failure = error
                 self._on_disk_error(error, step)
-            if name == LAST:
-                self.failure = failure
-                if failure is not None:
-                    _LOG.warning(
-                        "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
-                        "next checkpoint tries again.",
-                        *(self.folder / LAST, step, first_line(failure)),
-                    )
+            self._failures.pop(name, None)
+            if failure is not None:
+                self._failures[name] = step, self.folder / name, failure
+                _LOG.warning(
+                    "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
+                    "next checkpoint tries again.",
+                    *(self.folder / name, step, first_line(failure)),
+                )
             is_written = self.saving.broadcast(failure is None)
         if is_written and self.saving.rank == 0:
             self._on_saved(step, name)
