@@ -6,10 +6,8 @@ import pytest
 
 from tests.kit.made_run import made_run
 from wellfed.cli import main as cli
-from wellfed.config.compose import compose
 from wellfed.observe.loggers.journal import MOST_OF_A_KIND, Journal
 from wellfed.record.entries import FILE_NAME, RunRecord
-from wellfed.run.folder.resume import find_latest
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "null", "", "\x00" * 99, '{"schema": 1}', "{"])
@@ -30,15 +28,6 @@ def test_what_is_no_record_is_refused_in_one_sentence_and_hides_no_other_run(
         told = capsys.readouterr().err
         assert FILE_NAME in told
         assert "Traceback" not in told
-
-
-def test_a_damaged_run_is_passed_over_where_the_latest_is_looked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "logs" / "recsys" / "runs" / "2026-01-01_00-00-00_aaaa"
-    folder.mkdir(parents=True)
-    (folder / FILE_NAME).write_text("{")
-    found, (passed_over,) = find_latest(compose([f"paths.log_dir={tmp_path / 'logs'}"]).config)
-    assert found is None
-    assert "run.json is damaged" in passed_over
 
 
 def test_events_of_a_kind_are_bounded_and_what_is_left_out_is_counted(tmp_path: Path) -> None:

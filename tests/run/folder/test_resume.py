@@ -84,29 +84,10 @@ def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_p
     assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "typed", "added"),
-    [
-        ({"memory.micro_batch": 4}, (), ["memory.micro_batch=4", "memory.accumulate=null"]),
-        ({"memory.micro_batch": 4, "memory.accumulate": 2}, (), ["memory.micro_batch=null", "memory.accumulate=2"]),
-        ({"memory.micro_batch": 4}, ("memory.micro_batch=8",), []),
-        ({"workload.optimizer.foreach": False}, (), []),
-    ],
-)
-def test_a_micro_batch_that_a_run_restarted_with_is_kept(tmp_path, changes, typed, added):
-    """Gradients summed over other parts are not the same bit for bit."""
-    events = [{"kind": "restart", "changes": {"memory.micro_batch": 8}}, {"kind": "restart", "changes": changes}]
-    if not added:
-        del events[0]
-    folder = run(tmp_path / "a", overrides=["memory.accumulate=1"], events=events)
-    expanded = expand([f"resume={folder}", *typed])
-    assert [text for text in expanded if text.startswith("memory.")] == ["memory.accumulate=1", *added, *typed]
-
-
 def test_rerun_replays_the_overrides(tmp_path):
     folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
-    assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", f"rerun='{folder}'", "seed=6"]
-    assert "is no run folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
+    assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", "seed=6", f"rerun='{folder}'"]
+    assert "there is no such file or folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
 
 
 def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, capsys):
@@ -213,9 +194,10 @@ def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(
     run(runs / "2026-01-06_00-00-00_aaaa", status="running")
     (runs / "2026-01-07_00-00-00_aaaa").mkdir()
     (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
-    run(runs / "2026-01-09_00-00-00_aaaa", checkpoints=()).joinpath("run.json").write_text("{")
     assert auto(runs) == "2026-01-02_00-00-00_aaaa"
-    assert f"{runs}/2026-01-09_00-00-00_aaaa/run.json is damaged" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{runs}/2026-01-06_00-00-00_aaaa is still running (process " in told
+    assert f"{runs}/2026-01-04_00-00-00_aaaa has no checkpoint that can be read; going on with " in told
 
 
 def test_auto_takes_a_killed_run(runs):
@@ -313,22 +295,24 @@ def test_a_file_may_lie_elsewhere():
     assert "workload.data.path: is /disk1/films/new.csv now and was /disk1/films/ratings.csv" in told
 
 
-@pytest.mark.parametrize("damaged", ["record", "checkpoint"])
-def test_auto_does_not_pass_over_a_damaged_run(runs, damaged):
+def test_auto_does_not_pass_over_a_damaged_record(runs):
     older, newer = run(runs / "2026-01-01_00-00-00_aaaa"), run(runs / "2026-01-02_00-00-00_aaaa")
-    if damaged == "record":
-        (newer / "run.json").write_text("{")
-    else:
-        damage(newer / "checkpoints" / "last.ckpt")
+    (newer / "run.json").write_text("{")
     told = message(auto, runs)
-    assert f"resume=auto: {newer} is damaged: " in told
-    assert "Leave out resume=auto" in told
-    if damaged == "record":  # its checkpoint is a way out
-        good = newer / "checkpoints" / "last.ckpt"
-        assert locate(good) == Target(good, False, None)
-        assert expand([f"resume={good}", "seed=5"]) == ["seed=5", f"resume={good}"]
-    newer.rename(runs.parent / "away")
+    assert f"resume=auto: {newer}: {newer / 'run.json'} is damaged: " in told
+    assert "Name another run, or move that file away." in told
+    (newer / "run.json").unlink()  # its checkpoint is a way out
+    good = newer / "checkpoints" / "last.ckpt"
+    assert locate(good) == Target(good, False, None)
+    assert expand([f"resume={good}", "seed=5"]) == ["seed=5", f"resume={good}"]
     assert auto(runs) == older.name
+
+
+def test_auto_names_a_run_whose_checkpoints_are_damaged(runs, capsys):
+    older, newer = run(runs / "2026-01-01_00-00-00_aaaa"), run(runs / "2026-01-02_00-00-00_aaaa")
+    damage(newer / "checkpoints" / "last.ckpt")
+    assert auto(runs) == older.name
+    assert f"{newer} has no checkpoint that can be read; going on with {older}." in capsys.readouterr().err
 
 
 def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys):
@@ -341,7 +325,7 @@ def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys
     assert auto(runs) == "my_name"
     empty = run(runs / "2026-01-05_00-00-00_aaaa", checkpoints=())
     assert auto(runs) == "my_name"
-    told = f"resume=auto: {empty} did not end well, and has no checkpoint; going on with {named}."
+    told = f"resume=auto: {empty} has no checkpoint that can be read; going on with {named}."
     assert told in capsys.readouterr().err
 
 
@@ -351,7 +335,7 @@ def test_auto_leaves_a_run_alone_whose_lock_is_held(runs, capsys):
     assert auto(runs) == folder.name
     with holder(folder) as other:
         assert auto(runs) is None
-        assert f"{folder} is running (process {other.pid} on {socket.gethostname()})" in capsys.readouterr().err
+        assert f"{folder} is still running (process {other.pid} on {socket.gethostname()})" in capsys.readouterr().err
         told = message(locate, folder)
         assert told.endswith(f"is still running (process {other.pid} on {socket.gethostname()}). Wait, or stop it.")
     assert auto(runs) == folder.name

@@ -14,7 +14,7 @@ from typing import Any
 from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import PathsConfig, RunConfig
-from wellfed.errors import ConfigError, Fault, first_line
+from wellfed.errors import ConfigError, Fault
 from wellfed.masking import SECRET_SHOWN
 from wellfed.ranks import launched
 from wellfed.record import folder_lookup
@@ -57,39 +57,27 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     """
     typed = [quoted(text) for text in overrides]
     given = {key: unquoted(value) for key, value in map(key_value, typed)}
-    resume, rerun = (None if is_null(given.get(key)) else given[key] for key in ("resume", "rerun"))
-    if (resume is None) == (rerun is None):  # the rules refuse both together, with the other faults
+    asked = {knob: str(given[knob]) for knob in ("resume", "rerun") if not is_null(given.get(knob))}
+    if len(asked) != 1:  # the rules refuse both together, with the other faults
         return typed
-    if rerun is not None:
-        replayed = _folder("rerun", rerun, typed, compose)
-        typed = [assigned("rerun", str(replayed)) if key_value(text)[0] == "rerun" else text for text in typed]
-        earlier = _read(replayed, f"rerun={rerun}")
-        # A trial of a sweep is replayed as the run that it was measured for.
-        before = [text for text in earlier.overrides if not text.startswith("sweep")]
-        return _merged([*earlier.flags, *before], typed)
-    assert resume is not None
-    rest = [text for text in typed if key_value(text)[0] != "resume"]
-    if resume == "auto":
-        found, passed_over = find_latest(compose(rest).config)
-        why = passed_over or ([] if found else ["no earlier run of this workload to go on from"])
-        if why:
-            next_step = f"going on with {found}" if found else "starting afresh"
-            print(f"resume=auto: {'; '.join(why)}; {next_step}.", file=sys.stderr)
-        if found is None:
-            return rest
-        resume = str(found)
-    else:
-        resume = str(_folder("resume", resume, rest, compose))
-    in_place, named = _named_run(Path(resume))  # the run itself checks whether it may resume
-    before = list[str]()
-    if named is not None:
-        before = [*named.flags, *named.overrides, *_size_after_restarts(named, rest), *derived_overrides(named)]
-    merged = _merged(before, rest)
-    folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
-    return [*merged, *folder, assigned("resume", resume)]
+    (knob, name), *_ = asked.items()
+    rest = [text for text in typed if key_value(text)[0] != knob]
+    path = (
+        find_latest(compose(rest).config) if knob == "resume" and name == "auto" else _path(knob, name, rest, compose)
+    )
+    if path is None:
+        return rest
+    is_folder, earlier = _named_run(path, f"{knob}={path}")  # the run itself checks whether it may resume
+    before = [] if earlier is None else [*earlier.flags, *earlier.overrides]
+    if knob == "rerun":  # a trial of a sweep is replayed as the run that it was measured for
+        before = [text for text in before if not text.startswith("sweep")]
+    elif earlier is not None:
+        before += derived_overrides(earlier)
+    folder = [assigned("hydra.run.dir", str(path))] if is_folder and knob == "resume" else []
+    return [*_kept(before, rest), *rest, *folder, assigned(knob, str(path))]
 
 
-def _folder(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
+def _path(knob: str, asked: str, typed: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]]) -> Path:
     """Returns the typed path, or else the run of that name, with that beginning, or the ``last``.
 
     Raises:
@@ -115,37 +103,28 @@ def locate(path: Path) -> Target:
         ConfigError: the path is neither, or the run is still running, or has no readable checkpoint.
     """
     where = f"resume={path}"
-    in_place, earlier = _named_run(path)
-    if not in_place:
+    in_place, earlier = _named_run(path, where)
+    if not in_place or earlier is None:
         if not is_readable(path):
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
-    assert earlier is not None
+    checkpoints = checkpoints_of(path)
+    checkpoint = next(filter(is_readable, checkpoints), None)
     if (writer := _writer(path, earlier)) is not None:
-        way_out, saved = "Wait, or stop it.", latest_checkpoint(path)
-        if saved is not None and earlier.host_name != socket.gethostname():
-            way_out += f" If it was killed there, go on in a new folder: resume={saved}"
+        way_out = "Wait, or stop it."
+        if checkpoint is not None and earlier.host_name != socket.gethostname():
+            way_out += f" If it was killed there, go on in a new folder: resume={checkpoint}"
         raise ConfigError.of(where, f"is still running ({writer}).", way_out)
-    checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
-    checkpoints = checkpoints_of(path)
-    damaged = [each for each in checkpoints[: checkpoints.index(checkpoint)] if not is_readable(each)]
-    return Target(checkpoint, True, earlier, tuple(damaged))
+    return Target(checkpoint, True, earlier, tuple(checkpoints[: checkpoints.index(checkpoint)]))
 
 
-def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
-    """Returns whether ``resume=<path>`` continues in the run's own folder, and the run's record."""
-    where = f"resume={path}"
+def _named_run(path: Path, where: str) -> tuple[bool, RunRecord | None]:
+    """Returns whether the path is a run's folder, and the run's record; no record for a checkpoint that lies alone."""
     if path.is_file():
         folder = run_folder_of(path)
-        if not (folder / FILE_NAME).exists():
-            return False, None
-        try:
-            return False, _read(folder, where)
-        except ConfigError as error:
-            print(f"{error.faults[0]} Going on from the checkpoint with what is typed here.", file=sys.stderr)
-            return False, None
+        return False, _read(folder, where) if (folder / FILE_NAME).exists() else None
     if not path.is_dir():
         raise ConfigError.of(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")
     return True, _read(path, where)
@@ -176,40 +155,28 @@ def saved_step(folder: Path, *, trusted: bool = False) -> tuple[str | None, int]
     return None, 0
 
 
-def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
-    """Returns the newest unsuccessful run of the workload that has a checkpoint, and why newer runs are skipped.
+def find_latest(config: RunConfig) -> Path | None:
+    """Returns the newest unsuccessful run of the workload that can be resumed. Prints why newer ones can't be.
 
     Raises:
-        ConfigError: checkpoints or record of the newest unsuccessful run can't be read.
+        ConfigError: the record of a newer run can't be read.
     """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
-    passed_over: list[str] = []
-    for folder in sorted(sorted(runs.glob("*")), key=folder_lookup.RUN.time, reverse=True):
-        checkpoints = checkpoints_of(folder)
+    passed_over, found = [], None
+    for folder in sorted(sorted(filter(folder_lookup.RUN.is_in, runs.glob("*"))), key=folder_lookup.RUN.time)[::-1]:
+        if _read(folder, f"resume=auto: {folder}").status == "ok":
+            continue
         try:
-            earlier = RunRecord.read(folder)
-        except (OSError, ValueError) as error:
-            if checkpoints:
-                raise _damaged(folder, f"its record can't be read ({first_line(error)})") from error
-            if isinstance(error, ValueError):
-                passed_over.append(first_line(error))
-            continue
-        if earlier.status == "ok":
-            continue
-        if (writer := _writer(folder, earlier)) is not None:
-            passed_over.append(f"{folder} is running ({writer})")
-        elif any(map(is_readable, checkpoints)):
-            return folder, passed_over
-        elif checkpoints:
-            raise _damaged(folder, "none of its checkpoints can be read")
-        else:
-            passed_over.append(f"{folder} did not end well, and has no checkpoint")
-    return None, passed_over
-
-
-def _damaged(folder: Path, problem: str) -> ConfigError:
-    way_out = f"Leave out resume=auto, move {folder} away, or name a run or one of its checkpoints: resume=<path>."
-    return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out)
+            found = locate(folder).folder
+            break
+        except ConfigError as error:
+            passed_over.append(f"{folder} {error.faults[0].problem.rstrip('.')}")
+    if found is None and not passed_over:
+        passed_over.append("no earlier run of this workload to go on from")
+    if passed_over:
+        next_step = f"going on with {found}" if found else "starting afresh"
+        print(f"resume=auto: {'; '.join(passed_over)}; {next_step}.", file=sys.stderr)
+    return found
 
 
 def _writer(folder: Path, earlier: RunRecord) -> str | None:
@@ -226,7 +193,7 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
         and launch.job == before["job"]
         and launch.attempt > before["attempt"]
     )
-    # The lock also works across containers on one machine, which don't see each other's processes.
+    # The lock also works across containers on one machine.
     holder = lock.held_by(folder)
     if holder is None and earlier.status == "running" and not is_next:
         return f"process {earlier.pid} on {earlier.host_name}"
@@ -288,27 +255,13 @@ def _is_moved(old: Any, new: Any) -> bool:
     return paths[0].name == paths[1].name and any(len(path.parts) > 1 for path in paths)
 
 
-_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate"})
-
-
-def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns overrides for the micro-batch of a run that restarted with less."""
-    restarts = [event.get("changes") or {} for event in earlier.events if event["kind"] == "restart"]
-    lowered = [changes for changes in restarts if "memory.micro_batch" in changes]
-    if not lowered or any(key_value(text)[0] in _OF_THE_SIZE for text in later):
-        return []
-    if "memory.accumulate" in lowered[-1]:  # of a LightningModule
-        return ["memory.micro_batch=null", f"memory.accumulate={lowered[-1]['memory.accumulate']}"]
-    return [f"memory.micro_batch={lowered[-1]['memory.micro_batch']}", "memory.accumulate=null"]
-
-
 def derived_overrides(earlier: RunRecord) -> list[str]:
     """Returns overrides for values derived from the data of a run, since the data may have changed."""
     return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
-def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Returns the earlier overrides that no later one replaces, then the later ones.
+def _kept(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Returns the earlier overrides that no later one replaces.
 
     Overrides with secrets can't be replayed, since secrets are not recorded. They are left out and named.
     """
@@ -317,7 +270,7 @@ def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     left_out = [key_value(text)[0] for text in kept if SECRET_SHOWN in text]
     if left_out:
         print(f"Left out, since secrets are not written down: {', '.join(left_out)}. Type them again.", file=sys.stderr)
-    return [*(quoted(text) for text in kept if SECRET_SHOWN not in text), *later]
+    return [quoted(text) for text in kept if SECRET_SHOWN not in text]
 
 
 def _read(folder: Path, where: str) -> RunRecord:
@@ -327,4 +280,4 @@ def _read(folder: Path, where: str) -> RunRecord:
         problem = f"is no run folder: {error.strerror or error}."
         raise ConfigError.of(where, problem, "Name one with a run.json.") from error
     except ValueError as error:
-        raise ConfigError.of(where, str(error), "Name another run.") from error
+        raise ConfigError.of(where, str(error), "Name another run, or move that file away.") from error

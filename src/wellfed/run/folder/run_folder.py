@@ -17,8 +17,6 @@ from wellfed.record.entries import FILE_NAME, RunRecord
 from wellfed.run.folder import lock
 
 _RESERVE, _RESERVED_BYTES = ".reserve", 1 << 18
-_WRITTEN = (".hydra", FILE_NAME, "train.log", "telemetry.csv", "steps.csv", "metrics.csv")
-"""Names of what a run may have written before it is refused."""
 
 
 @dataclass
@@ -32,11 +30,9 @@ class RunFolder:
     """The run has begun, so its files are kept."""
     is_resumed: bool = False
     """It holds the run that goes on, otherwise at most a user's other files."""
-    before: frozenset[str] = frozenset()
-    """Names of the files and folders that it held when the run began."""
 
     def begun(self) -> RunFolder:
-        """Returns the same folder with what it holds now, new only if that is nothing. The caller holds its lock.
+        """Returns the same folder, new only if it holds nothing now. The caller holds its lock.
 
         Raises:
             ConfigError: it holds another run already.
@@ -44,20 +40,14 @@ class RunFolder:
         if not self.is_resumed and (self.path / FILE_NAME).exists():
             way_out = f"Name another folder, or go on with that run: resume={self.path}"
             raise ConfigError.of(f"hydra.run.dir={self.path}", "holds a run already.", way_out)
-        before = frozenset(path.name for path in self.path.iterdir())
-        return replace(self, is_new=self.is_new and lock.holds_nothing(self.path), before=before)
+        return replace(self, is_new=self.is_new and lock.holds_nothing(self.path))
 
     def undo(self) -> None:
-        """Removes what this run wrote. A resumed run has written nothing yet but lines of its log."""
+        """Removes the folder of a run that did not begin; of a user's own folder, only the record."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
-            return
-        if not self.is_resumed:
-            for path in (self.path / name for name in _WRITTEN if name not in self.before):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        elif not self.is_resumed:
+            (self.path / FILE_NAME).unlink(missing_ok=True)
 
 
 def reserve(folder: Path) -> None:
