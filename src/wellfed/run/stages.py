@@ -32,8 +32,7 @@ from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
 from wellfed.run.planner import Planner
-from wellfed.run.ranks.coordination import OtherRanks
-from wellfed.run.ranks.following import SharedRun
+from wellfed.run.ranks.coordination import OtherRanks, SharedRun
 from wellfed.run.restart import Restarts, show_changes, with_changes
 from wellfed.train.memory import oom
 from wellfed.units import for_stream, show_text

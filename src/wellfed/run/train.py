@@ -30,9 +30,8 @@ from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
 from wellfed.run.folder.log import log_file
 from wellfed.run.outcome import Outcome, RankEnded
-from wellfed.run.ranks import following
+from wellfed.run.ranks.coordination import SharedRun, invited
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.ranks.following import SharedRun
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
@@ -61,9 +60,8 @@ def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) ->
         main: composes the command line and calls its argument with the result. Called on rank 0 only, or in a single
             process. Other ranks train what rank 0 has composed.
     """
-    invited = following.invited()
-    if invited is not None:
-        exchange, shared = invited
+    if (found := invited()) is not None:
+        exchange, shared = found
         _quiet_torch(os.environ)
         return _and_close(exchange, lambda: train(shared.composed, exchange=exchange, shared=shared))
     launch = launched()

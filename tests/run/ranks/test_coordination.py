@@ -14,7 +14,7 @@ from wellfed.plan.run_plan import Decided, RunPlan
 from wellfed.ranks import Launch
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.outcome import Outcome, RankEnded, outcome_of
-from wellfed.run.ranks.coordination import OtherRanks, PlanOfRank0
+from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.exchange import Exchange
 
 BROKEN = Outcome("failed", 1, "code", "Another rank has ended: Connection closed by peer", is_of_other_rank=True)
@@ -51,14 +51,12 @@ def test_ranks_load_and_split_a_step_as_rank_0_has_decided(exchanges, tmp_path):
 
     def planned_on(exchange):
         if exchange.launch.rank == 0:
-            exchange.broadcast("plan", PlanOfRank0(7.2, first.memory, first.loader))
+            exchange.broadcast("plan", first)
             return None
         return OtherRanks(exchange.launch.rank, shared_in(tmp_path), exchange).plan(Plans(own))
 
     second = on_all(joined(exchanges), planned_on)[1]
-    assert second.loader == first.loader
-    assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
-    assert second.device.memory_gib == 7.2
+    assert second == first
 
 
 def test_data_are_prepared_in_turns(launcher, tmp_path):

@@ -1,10 +1,7 @@
 """Coordinates the ranks of one run through torch.distributed's store.
 
-Start with `coordination`, which a run's stages call. It uses:
-
-- `following`: how other ranks get the run that rank 0 has composed.
-- `exchange`: objects from rank to rank, and how each rank has ended.
-- `store`: torch's store, opened.
+Start with `coordination`, which a run's stages call. It uses `exchange`, which passes plain objects from rank to rank
+and reports how each rank has ended, over torch's store, which `store` opens.
 
 `rank_figures` brings the figures of all ranks to rank 0 by it, while they train.
 """

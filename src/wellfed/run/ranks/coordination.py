@@ -1,35 +1,53 @@
-"""Coordinates the ranks of one run: data prepared in turn, rank 0's plan, the GPUs of all machines, one outcome."""
+"""Coordinates the ranks of one run: rank 0's configuration and plan, data prepared in turn, one outcome.
+
+Ranks that torchrun or srun has started wait for rank 0's broadcast. Lightning starts ranks when rank 0 begins to train.
+These find a file whose path is in their environment (`invited`).
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
-from wellfed.errors import EXIT_NOTHING_RUN
-from wellfed.plan.run_plan import LoaderSection, MemorySection, RunPlan
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.process import die_with_parent
+from wellfed.ranks import INVITATION, lightnings_launch, own_rank
+from wellfed.run.folder.resume import Target
 from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.ranks.following import SharedRun, invite, uninvite
 
 if TYPE_CHECKING:
+    from wellfed.plan.run_plan import RunPlan
     from wellfed.run.planner import Planner
 
 
 @dataclass(frozen=True)
-class PlanOfRank0:
-    """Parts of a plan that rank 0 decides for all ranks."""
+class SharedRun:
+    """The run that all ranks work on, as rank 0 has composed it."""
 
-    budget_gib: float | None
-    """Rank 0's reading, since earlier ranks hold some memory of the card when a later rank reads it."""
-    memory: MemorySection
-    """Ranks that split a step differently would not meet in the same collectives."""
-    loader: LoaderSection
-    """Rank 0 has measured the free host memory for all ranks."""
+    composed: Composed[RunConfig]
+    target: Target | None
+    folder: Path
+
+
+def invited() -> tuple[Exchange, SharedRun] | None:
+    """Returns exchange and run in a process that Lightning has started for another rank; else None.
+
+    This process then ends with its parent, rank 0: a collective of a GPU would wait for it.
+    """
+    path, rank = os.environ.get(INVITATION), own_rank()
+    if path is None or rank == 0:
+        return None
+    die_with_parent(os.getppid())
+    address, shared, world_size = pickle.loads(Path(path).read_bytes())
+    return Exchange(lightnings_launch(rank, world_size), address), shared
 
 
 class OtherRanks:
@@ -43,7 +61,7 @@ class OtherRanks:
 
     def __init__(self, rank: int = 0, shared: SharedRun | None = None, exchange: Exchange | None = None) -> None:
         self._rank, self._shared, self.exchange = rank, shared, exchange
-        self._has_invited = False
+        self._invitation: Path | None = None
 
     @property
     def is_shown_by_rank_0(self) -> bool:
@@ -78,34 +96,35 @@ class OtherRanks:
             yield
             return
         launch = exchange.launch
-        if launch.rank > 0:
-            exchange.broadcast("first is prepared")
-        if not launch.is_first_of_node:
-            exchange.gather("prepared", None)
-            exchange.broadcast("all are prepared")
+        turn = 0 if launch.rank == 0 else 1 if launch.is_first_of_node else 2
+        for _ in range(turn):
+            exchange.all_gather("prepared", None)
         yield
-        if launch.rank == 0:
-            exchange.broadcast("first is prepared")
-        if launch.is_first_of_node:
-            exchange.gather("prepared", None)
-            exchange.broadcast("all are prepared")
+        for _ in range(turn, 2):
+            exchange.all_gather("prepared", None)
 
     def plan(self, planner: Planner) -> RunPlan:
-        """Returns the plan of training, with rank 0's decisions."""
+        """Returns rank 0's plan of training. Ranks that split a step differently would not meet in collectives."""
         if self._rank > 0 and self.exchange is not None:
-            decided: PlanOfRank0 = self.exchange.broadcast("plan")
-            device = replace(planner.device.device, memory_gib=decided.budget_gib)
-            rough = replace(planner, device=replace(planner.device, device=device)).rough()
-            return replace(rough, memory=decided.memory, loader=decided.loader)
+            decided: RunPlan = self.exchange.broadcast("plan")
+            return decided
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
             if self.exchange is None and self._shared is not None:
-                self.exchange = invite(self._shared, plan.trainer.world_size)
-                self._has_invited = True
+                self._invite(self._shared, plan.trainer.world_size)
             if self.exchange is not None:
-                budget_gib = plan.device.memory_gib
-                self.exchange.broadcast("plan", PlanOfRank0(budget_gib, plan.memory, plan.loader))
+                self.exchange.broadcast("plan", plan)
         return plan
+
+    def _invite(self, shared: SharedRun, world_size: int) -> None:
+        """Opens the exchange and leaves its address and the run for the ranks that Lightning will start. Only this user
+        can read the file, which has the configuration with its secrets."""
+        self.exchange = Exchange(lightnings_launch(0, world_size))
+        path = self._invitation = shared.folder / ".ranks"
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(pickle.dumps((self.exchange.address, shared, world_size)))
+        os.environ[INVITATION] = str(path)
 
     def ready(self) -> None:
         """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
@@ -118,8 +137,12 @@ class OtherRanks:
 
     def met(self) -> None:
         """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
-        if self._has_invited and self.exchange is not None and not self.exchange.missing():
-            uninvite()
+        if self._invitation is not None and self.exchange is not None and not self.exchange.missing():
+            self._uninvite(self._invitation)
+
+    def _uninvite(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        os.environ.pop(INVITATION, None)
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
@@ -139,22 +162,22 @@ class OtherRanks:
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
-        if self._has_invited and self.exchange is not None:
+        if self._invitation is not None and self.exchange is not None:
             self.exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
-            uninvite()
+            self._uninvite(self._invitation)
 
     def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
         if found is None or (own.message and found.message.endswith(own.message)):  # the same error on all ranks
             return own
-        is_counted = found.is_refusal or not own.is_refusal
-        code = found.exit_code if is_counted else EXIT_NOTHING_RUN
         logs = [] if self._shared is None or found.is_refusal else sorted(self._shared.folder.glob("train.rank*.log"))
         advice = f"{found.advice} Its log is {', '.join(map(str, logs))}.".lstrip() if logs else found.advice
         # The other rank showed its traceback. The one here is of a broken connection.
-        return replace(found, is_expected=True, exit_code=code, advice=advice)
+        return replace(found, is_expected=True, advice=advice)
 
 
 def _leave_collectives() -> None:
     """Breaks the connections of Gloo, so that ranks waiting for this one fail at once."""
+    import torch.distributed as dist
+
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()

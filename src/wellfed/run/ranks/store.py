@@ -49,14 +49,12 @@ def find(launch: Launch, come_s: float) -> Any:
     launchers, _ = _launchers_store(launch, come_s)
     until_s = time.monotonic() + come_s
     while (left_s := until_s - time.monotonic()) > 0:
-        try:
+        with suppress(RuntimeError):  # the address of an earlier attempt
             launchers.wait([_ADDRESS], timedelta(seconds=max(1.0, left_s)))
             store = connect(json.loads(launchers.get(_ADDRESS)))
-        except RuntimeError:  # the address of an earlier attempt
-            time.sleep(0.3)
-            continue
-        _meet_at(store.host, store.port)
-        return store
+            _meet_at(store.host, store.port)
+            return store
+        time.sleep(0.3)
     problem = f"rank 0 did not come within {come_s:.0f} s."
     raise ConfigError.of(f"rank {launch.rank}", problem, "Its own output has the reason.")
 
