@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,9 @@ class Run:
         self._folder, self._console = start.folder.path, start.console
         earlier_s = start.record.duration_s + time.monotonic() - start.began_s
         self._books = Bookkeeper(start.record, self._folder, start.composed.config, earlier_s=earlier_s)
-        self._others = OtherRanks(self._rank, start.shared or _to_share(start), start.exchange)
+        target = start.target and replace(start.target, checkpoint=start.target.checkpoint.resolve())
+        shared = start.shared or SharedRun(start.composed, target, start.folder.path.resolve())
+        self._others = OtherRanks(self._rank, shared, start.exchange)
         self._passes: GuestPasses | PlainPasses | None = None
         self._has_trained = False
 
@@ -106,7 +108,8 @@ class Run:
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
             books.open_loggers(start.composed, plan)
         self._others.ready()
-        with self._watching(facts, plan):
+        launch = launched()  # the first rank of each machine reads that machine
+        with books.watching(facts, plan) if not self._rank or (launch and launch.is_first_of_node) else nullcontext():
             usage = books.training(plan)
             if self._is_trial:
                 self._started()
@@ -136,10 +139,9 @@ class Run:
             passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> GuestPasses | PlainPasses:
-        may_adapt = not self._is_trial  # a smaller step is not the setting to measure
-        config, parts, books = planner.config, planner.parts, self._books
-        about = {"rank": self._rank, "may_adapt": may_adapt, "others": self._others}
-        self._passes = make_passes(config, parts, plan, books, **about)
+        # A trial may not adapt: a smaller step is not the setting to measure.
+        about = {"rank": self._rank, "may_adapt": not self._is_trial, "others": self._others}
+        self._passes = make_passes(planner.config, planner.parts, plan, self._books, **about)
         return self._passes
 
     def _fit(
@@ -172,24 +174,12 @@ class Run:
         """Cuts record and tables back to the restart's step, and reports the restart."""
         step, epochs = (0, 0.0) if checkpoint is None else _progress_at(self._load(checkpoint), passes)
         self._books.restarted_at(step, epochs, began_s)
-        self._books.journal.event(
-            "restart",
-            step=step,
-            checkpoint=None if checkpoint is None else str(checkpoint),
-            because=str(needed),
-            changes=needed.changes,
-        )
-        where = (
-            f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
-        )
+        facts = {"checkpoint": checkpoint and str(checkpoint), "because": str(needed), "changes": needed.changes}
+        self._books.journal.event("restart", step=step, **facts)
+        where = "No checkpoint yet: starting again"
+        if checkpoint is not None:
+            where = f"Restarting from {checkpoint.name} of step {step}"
         self._console.print(f"{needed}\n{where} with {show_changes(needed.changes)}", soft_wrap=True)
-
-    def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
-        """Returns a context that reads this machine, on rank 0 and on the first rank of each other machine."""
-        launch = launched()
-        if self._rank and (launch is None or not launch.is_first_of_node):
-            return nullcontext()
-        return self._books.watching(facts, plan)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         notes, target = planner.parts.data.notes, self._start.target
@@ -239,48 +229,28 @@ class Run:
         folder, config, steps = self._folder, self._start.composed.config, self._books.record.steps
         runs = Path(config.paths.log_dir) / config.workload.name / "runs"
         name, step = saved_step(folder, trusted=config.trainer.trusted_checkpoints)
-        advice = [outcome.advice] if outcome.advice else []
-        if step < steps:
-            advice.append(f"last saved step {step} of {steps}.")
+        how = f"There is no checkpoint to go on from; rerun={folder} starts it again."
         if name is not None:
-            found_by = "auto" if folder.parent == runs else folder
-            advice.append(f"resume={found_by} goes on from step {step} ({name}).")
+            how = f"resume={'auto' if folder.parent == runs else folder} goes on from step {step} ({name})."
         elif self._start.target is not None:
-            advice.append(
-                f"There is no checkpoint here; resume={self._start.target.checkpoint} goes on from its start."
-            )
-        else:
-            advice.append(f"There is no checkpoint to go on from; rerun={folder} starts it again.")
-        return replace(outcome, advice=" ".join(advice))
+            how = f"There is no checkpoint here; resume={self._start.target.checkpoint} goes on from its start."
+        saved = f"last saved step {step} of {steps}." if step < steps else ""
+        return replace(outcome, advice=" ".join(filter(None, (outcome.advice, saved, how))))
 
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
         if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
             return
+        text = f"{outcome.message}\n{outcome.advice}"
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            with suppress(OSError):
-                traceback.print_exception(error)
+            text = "".join(traceback.format_exception(error))
         elif not outcome.is_expected:
             stays = not outcome.is_refusal or self._is_trial
             where = f"all are in {self._folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
-            with suppress(OSError):
-                print(shortened(error, where), end="", file=sys.stderr)
-            if outcome.advice:
-                _print_error(outcome.advice)
-        else:
-            _print_error(f"{outcome.message}\n{outcome.advice}".rstrip())
-
-
-def _to_share(start: Start) -> SharedRun:
-    """Returns what other ranks need of the run."""
-    target = start.target and replace(start.target, checkpoint=start.target.checkpoint.resolve())
-    return SharedRun(start.composed, target, start.folder.path.resolve())
-
-
-def _print_error(text: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
-        print(for_stream(show_text(text), sys.stderr), file=sys.stderr)
+            text = f"{shortened(error, where)}{outcome.advice}"
+        with suppress(OSError):  # the terminal may be gone
+            print(for_stream(show_text(text.rstrip()), sys.stderr), file=sys.stderr)
 
 
 def _progress_at(state: Mapping[str, Any], passes: GuestPasses | PlainPasses) -> tuple[int, float]:

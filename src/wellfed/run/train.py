@@ -183,25 +183,21 @@ class Start:
         try:
             with without_collections():
                 from wellfed.run.stages import Run  # imports torch and Lightning
-        except Stopped as stopped:
-            self.record.status = "interrupted"
-            self.record.exit_code = exit_code_of(stopped.signum)
-            self.record.write(self.folder.path)
-            self.folder.stays = True
-            return self.record.exit_code
+        except Stopped as stopped:  # the folder goes, since nothing was run
+            return exit_code_of(stopped.signum)
         return Run(self).go()
 
     @contextmanager
     def _folder(self) -> Iterator[run_folder.RunFolder]:
         """Locks this rank's folder for the block, then removes what it wrote unless the block marks it as kept."""
-        composed, config = self.composed, self.composed.config
+        run_dir, config = self.composed.run_dir, self.composed.config
         if self.rank > 0:  # rank 0 records for all ranks
             folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
-        elif composed.run_dir is not None:
-            is_resumed = config.resume is not None and Path(config.resume).is_dir()
-            folder = run_folder.open_given(composed.run_dir, resume=is_resumed)
-        else:
+        elif run_dir is None:
             folder = run_folder.create(Path(config.paths.log_dir), config.workload.name)
+        else:
+            is_resumed = config.resume is not None and Path(config.resume).is_dir()
+            folder = run_folder.open_given(run_dir, resume=is_resumed)
         with only_one(folder.path, make=folder.is_new and self.rank == 0):
             folder = folder.begun()
             try:
