@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -32,9 +32,7 @@ from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
 FIGURES_FRAC = 0.02
-"""Largest share of a run's time that computing its figures at checkpoints may take. They cover up to `KEPT_STEPS`
-steps, so a longer run needs longer for each computation."""
-
+"""Largest share of a run's time that computing its figures at checkpoints may take."""
 _KEPT_READINGS = 2000
 """Number of readings that the screen of a run sees, of all GPUs and hosts together."""
 
@@ -79,11 +77,11 @@ class Bookkeeper:
         """Records the plan, and writes the record unless a resume may still be refused."""
         self.record.plan = plan.to_dict()
         self.record.refused = list(plan.refused)
-        self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
+        loading = self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
-            self.record.loading["most_workers"] = plan.loader.most_workers
+            loading["most_workers"] = plan.loader.most_workers
         if plan.loader.build_ms is not None and plan.loader.num_workers:
-            self.record.loading["build_ms_alone"] = plan.loader.build_ms
+            loading["build_ms_alone"] = plan.loader.build_ms
         if saves:
             self.journal.save()
 
@@ -168,13 +166,8 @@ class Bookkeeper:
         self.record.loading.pop("longest_wait", None)  # of earlier figures
         longest = max(ranks, key=lambda one: one["wait_frac"], default=None)
         if longest is not None and longest["rank"] > 0:
-            found: LongestWaitEntry = {
-                "rank": longest["rank"],
-                "node": longest["node"],
-                "wait_frac": longest["wait_frac"],
-                "readiness_frac": longest["readiness_frac"],
-            }
-            self.record.loading["longest_wait"] = found
+            kept = {name: value for name, value in longest.items() if name in LongestWaitEntry.__annotations__}
+            self.record.loading["longest_wait"] = cast(LongestWaitEntry, kept)
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Records the progress of training; ``samples`` are those of this step."""
@@ -242,24 +235,20 @@ class Bookkeeper:
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         record = self.record
-        record.phases = {**self._phases_before, **self._phases()}
+        record.phases = self._phases()
         record.wall = self.wall.entry(self._wall_before)
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
-            try:
-                record.memory, record.host = self._usage.entries()
-                record.host["core_wait_frac"] = self.wall.core_wait_frac
-            except OSError as error:  # no file handle is left, for example
-                _LOG.warning("The use of memory and CPU could not be read: %s.", error)
+            record.memory, record.host = self._usage.entries()
+            record.host["core_wait_frac"] = self.wall.core_wait_frac
         if self._sampler is not None:
             interval_s = self._config.telemetry.interval_s
             record.telemetry = {"interval_s": interval_s, "cpu_frac": self._sampler.cpu_frac()}
 
     def _phases(self) -> dict[str, PhaseEntry]:
         """Returns the time in each phase, including earlier processes of a resumed run."""
-        none: PhaseEntry = {"total_s": 0.0, "times": 0}
-        found: dict[str, PhaseEntry] = {}
+        found = dict(self._phases_before)
         for phase, (total_s, times) in self.progress.spent().items():
-            before = self._phases_before.get(phase, none)
+            before = found.get(phase, {"total_s": 0.0, "times": 0})
             found[phase] = {"total_s": round(before["total_s"] + total_s, 6), "times": before["times"] + times}
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -32,8 +31,7 @@ class Usage:
 
     def stop(self) -> None:
         """Ends the measurement with the training."""
-        with suppress(OSError):  # `entries` tries again, and its caller reports the error
-            self._at_the_end = self.entries()
+        self._at_the_end = self.entries()
 
     def held_gib(self) -> float | None:
         """Returns the memory that the allocator holds now; None without a card."""
