@@ -13,14 +13,6 @@ from wellfed.masking import MaskedFormatter
 from wellfed.units import for_stream
 
 
-class _LogFile(logging.FileHandler):
-    """Log file that ignores a full disk. The run's tables report it; logging would print a traceback each time."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
 class StderrHandler(logging.StreamHandler[TextIO]):
     """Handler that writes to the current ``sys.stderr``, which a progress bar replaces to redraw itself."""
 
@@ -38,13 +30,10 @@ def log_file(path: Path) -> Iterator[None]:
     terminal = StderrHandler()
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
-    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
-    try:
-        file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handlers.append((root, file))
-    except OSError as error:
-        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
+    file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
+    file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.handleError = lambda record: None  # type: ignore[method-assign]  # the run's tables report a full disk
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal), (root, file)]
     for logger, handler in handlers:
         logger.addHandler(handler)
     level, root.level = root.level, logging.INFO
