@@ -91,7 +91,6 @@ class Run:
 
     def _stages(self) -> None:
         start, books, record = self._start, self._books, self._books.record
-        self._others.share()
         facts = machine(torch_cuda())
         record.machine = facts.entry()
         books.passed("imports_s")

@@ -89,11 +89,11 @@ def test_a_lightning_module(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no checkpoint. Name a run folder"):
+    with pytest.raises(ConfigError, match=r"there is no run in logs yet"):
         load_model(tmp_path)
     folder = run_of(tmp_path / "a", Net(3), "model.", "Net")
     with pytest.raises(DataError, match=r"(?s)best.ckpt does not fit the model that run.json names.*size mismatch"):
         load_model(folder, {"width": 4})
     (folder / "run.json").unlink()
     with pytest.raises(DataError, match=r"no run record beside it"):
-        load_model(folder)
+        load_model(folder / "checkpoints" / "best.ckpt")

@@ -31,18 +31,11 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigError, DataError: there is no such run or checkpoint, it is damaged, or its weights don't fit its model.
     """
-    path = Path(run)
-    if not path.exists():
-        path = folder_lookup.checkpoint(str(run), Path(PathsConfig.log_dir), flag="a checkpoint file")
-    folder = run_folder_of(path) if path.is_file() else path
-    known = [path, *(path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))]
-    checkpoint = next((one for one in known if one.is_file()), None)
-    if checkpoint is None:
-        raise DataError(f"{path} has no checkpoint. Name a run folder, or a checkpoint in it.")
+    checkpoint = folder_lookup.checkpoint(str(run), Path(PathsConfig.log_dir), flag="a checkpoint file")
     if not is_readable(checkpoint):
         raise ConfigError.of(str(checkpoint), "is not a checkpoint that can be read.", WAY_OUT)
     try:
-        config = RunRecord.read(folder).filled_config()
+        config = RunRecord.read(run_folder_of(checkpoint)).filled_config()
         workload = config["workload"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{checkpoint} has no run record beside it ({error}). Keep it in its run folder.") from error

@@ -76,15 +76,11 @@ class OtherRanks:
         """The exchange, if all ranks were started at once, so that they can take turns before training."""
         return None if self.exchange is None or self.exchange.launch.by == "Lightning" else self.exchange
 
-    def share(self) -> None:
-        """Sends the run to ranks that already run, and wait for it."""
-        if self.exchange is not None and self._rank == 0:
-            self.exchange.broadcast("run", self._shared)
-
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Orders the ranks within the block, which prepares data: rank 0, then the first rank of each machine, then the
-        rest.
+        """Sends rank 0's run to the others, then orders the ranks within the block, which prepares data.
+
+        Rank 0 is first, then the first rank of each machine, then the rest.
 
         So data that are prepared once are there for all, on a shared disk and on each machine's own disk.
 
@@ -97,6 +93,8 @@ class OtherRanks:
             return
         launch = exchange.launch
         turn = 0 if launch.rank == 0 else 1 if launch.is_first_of_node else 2
+        if launch.rank == 0:
+            exchange.broadcast("run", self._shared)
         for _ in range(turn):
             exchange.all_gather("prepared", None)
         yield
