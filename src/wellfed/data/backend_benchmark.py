@@ -33,19 +33,16 @@ from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import TrainLoader
 
 _LOG = logging.getLogger(__name__)
-Make = Callable[[LoaderSettings], TrainLoader | OwnLoader]
+Loader = TrainLoader | OwnLoader
+Make = Callable[[LoaderSettings], Loader]
 """Returns a loader of epoch 0, separate from the loader of training."""
 
 SHORTEST_STEP_MS = 1.0
 """Milliseconds of the shortest stand-in step; real steps are hardly ever shorter."""
-_BUILDS, _BUILDS_S = 8, 0.02
-"""Maximum number of batches, and maximum seconds, to measure building one batch; at least one is built."""
-_STEPS, _STEPS_S = 8, 0.3
-"""Maximum number of warm steps, and maximum seconds, to measure a step; at least one is run."""
-_LOOP, _LOOP_S = 32, 0.3
-"""Maximum number of steps, and maximum seconds, of one pass of a candidate's loop."""
-_FEWEST = 4
-"""Minimum number of steps of a pass."""
+_FEW, _BUILDS_S, _STEPS_S = 8, 0.02, 0.3
+"""Maximum number of batches and of steps timed alone, and maximum seconds of each; at least one is timed."""
+_LOOP, _FEWEST, _LOOP_S = 32, 4, 0.3
+"""Maximum and minimum number of steps of one pass of a candidate's loop, and maximum seconds."""
 _PASSES = 2
 """Passes of each candidate, in turns. The fastest counts, since other programs only slow a pass down."""
 
@@ -72,7 +69,7 @@ def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> 
         with without_side_effects(data), closing(make(first)) as loader:
             deliveries = _endless(loader)
             num_bytes = batches.num_bytes(next(deliveries).batch)
-            times_ms, cpu_frac = _timed(lambda: next(deliveries), _BUILDS, _BUILDS_S)
+            times_ms, cpu_frac = _timed(lambda: next(deliveries), _FEW, _BUILDS_S)
             build_ms = statistics.median(times_ms)
             build_cpu_ms = None if first.num_workers else build_ms * min(1.0, cpu_frac)
             return FirstBatches(build_ms, num_bytes, len(loader), build_cpu_ms=build_cpu_ms)
@@ -95,8 +92,8 @@ def time_step(
 
         for _ in few:  # the first steps allocate, and choose kernels
             one_step()
-        times_ms, cpu_frac = _timed(one_step, _STEPS, _STEPS_S)
-        step_ms = statistics.mean(times_ms)
+        times_ms, cpu_frac = _timed(one_step, _FEW, _STEPS_S)
+    step_ms = statistics.mean(times_ms)
     return replace(found, step_ms=step_ms, step_cpu_ms=step_ms * cpu_frac)
 
 
@@ -145,10 +142,8 @@ def copied(dataset: Any) -> Any:
 
     Returns the dataset itself if copying fails, or if its class has ``__del__``, which may close a shared file.
     """
-    if hasattr(type(dataset), "__del__"):
-        return dataset
     try:
-        return copy.copy(dataset)
+        return dataset if hasattr(type(dataset), "__del__") else copy.copy(dataset)
     except Exception:  # noqa: BLE001  a dataset that can't be copied is shared
         return dataset
 
@@ -164,7 +159,7 @@ def _timed(run: Callable[[], Any], most: int, most_s: float, fewest: int = 1) ->
     return times_ms, 1000 * (time.process_time() - began_cpu_s) / max(sum(times_ms), 1e-6)
 
 
-def _loop(loader: TrainLoader | OwnLoader, step: TrialStep, workers: int) -> float:
+def _loop(loader: Loader, step: TrialStep, workers: int) -> float:
     """Returns the milliseconds of a step and its batch.
 
     Workers start with a batch each, and go on finishing one each at about the same time. So the first of each worker
@@ -186,7 +181,7 @@ def _loop(loader: TrainLoader | OwnLoader, step: TrialStep, workers: int) -> flo
         return 1000 * (time.perf_counter() - began_s) / (in_round * len(rounds_ms))
 
 
-def _endless(loader: TrainLoader | OwnLoader) -> Iterator[Delivery]:
+def _endless(loader: Loader) -> Iterator[Delivery]:
     """Returns the batches of all epochs in turn."""
     return chain.from_iterable(repeat(loader))
 
@@ -195,12 +190,12 @@ def _stand_in(step_ms: float, *, on_gpu: bool) -> TrialStep:
     """Returns a step that takes time, and on a CPU the cores."""
     if on_gpu:
         return TrialStep(lambda _: time.sleep(step_ms / 1000), lambda: None)
-    left, right, out = (torch.ones(128, 128) for _ in range(3))
+    table = torch.ones(128, 128)
 
     def work(_: Any) -> None:
         until_s = time.thread_time() + step_ms / 1000  # takes longer if workers need the cores
         while time.thread_time() < until_s:
-            torch.mm(left, right, out=out)
+            torch.mm(table, table)
 
     return TrialStep(work, lambda: None)
 
@@ -212,12 +207,11 @@ def without_side_effects(data: Any = None) -> Iterator[None]:
     Training raises the same warnings later, once.
     """
     loggers = [logging.getLogger(module.__name__) for module in (bad_samples, process_backend)]
-    before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
         with generators.kept(data), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, was_disabled in zip(loggers, before, strict=True):
-            logger.disabled = was_disabled
+        for logger in loggers:
+            logger.disabled = False

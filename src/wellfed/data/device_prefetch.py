@@ -6,12 +6,12 @@ has finished the step of its batch.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 
-Move = Callable[[Batch, torch.device], Batch]
 _STOP_S = 2.0
 """Maximum seconds to wait for a thread to stop."""
 _LAUNCHED = 2
@@ -40,8 +39,8 @@ class DevicePrefetcher:
         device: torch.device,
         ahead: int,
         *,
-        move: Move = batches.to_device,
-        before_move: Callable[[Delivery], None] | None = None,
+        move: Callable[[Batch, torch.device], Batch] = batches.to_device,
+        before_move: Callable[[Delivery], None] = lambda delivery: None,
         no_room: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
         """
@@ -59,10 +58,11 @@ class DevicePrefetcher:
         # Only a GPU copies during a step; on the CPU a copy is synchronous.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
-        self._running: _ReadAhead | None = None
+        self._reader: _Reader | None = None
         self._launched: deque[torch.cuda.Event] = deque()
         """End events of the latest steps, oldest first."""
         self._is_in_use = False
+        """Whether the batch handed out last has a step that is not launched yet."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -89,23 +89,22 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
-        running = self._running = _ReadAhead(self._loader, self._device, self._bring, self._ahead + 1)
+        reader = self._reader = _Reader(self._loader, self._device, self._bring, self._ahead + 1)
         handed: list[Delivery] = []  # popped before the yield, or it would keep the batch on the device
         try:
-            while running.take(handed):
+            while reader.take(handed):
                 self._hand_out(handed[0])
                 yield handed.pop()
                 self._step_is_launched()
         finally:
-            running.stop()
+            reader.stop()
 
     def _bring(self, delivery: Delivery) -> Delivery:
         """Returns the delivery with its batch on the device, or on the host if memory ran out.
 
         The copy has finished on return, so host buffers may be reused.
         """
-        if self._before_move is not None:
-            self._before_move(delivery)
+        self._before_move(delivery)
         began_s, took_ms = time.perf_counter(), None
         try:
             with torch.cuda.stream(self._stream):
@@ -115,9 +114,7 @@ class DevicePrefetcher:
                 raise
             return delivery
         if self._stream is not None:
-            copied = _event()
-            copied.record(self._stream)
-            copied.synchronize()  # releases the GIL; only this thread waits
+            _end_of(self._stream).synchronize()  # releases the GIL; only this thread waits
             took_ms = 1e3 * (time.perf_counter() - began_s)
         return replace(delivery, batch=moved, is_on_device=True, copy_ahead_ms=took_ms)
 
@@ -134,14 +131,13 @@ class DevicePrefetcher:
 
     def _step_is_launched(self) -> None:
         """Records the end of the latest batch's step; the slot is free once the device reaches it."""
-        if self._running is None or not self._is_in_use:
+        if self._reader is None or not self._is_in_use:
             return
         self._is_in_use, end = False, None
         if self._stream is not None:
-            end = _event()
-            end.record(torch.cuda.current_stream(self._device))
+            end = _end_of(torch.cuda.current_stream(self._device))
             self._launched.append(end)
-        self._running.free.put(end)
+        self._reader.free.put(end)
 
     def close(self) -> None:
         """Ends the thread and the loader's workers; a later ``iter()`` restarts them.
@@ -155,37 +151,39 @@ class DevicePrefetcher:
     def _stop(self) -> None:
         self._is_in_use = False
         self._launched.clear()
-        running, self._running = self._running, None
-        if running is not None:
-            running.stop()
+        if self._reader is not None:
+            self._reader.stop()
+            self._reader = None
 
 
 def _position(state: dict[str, Any]) -> dict[str, Any]:
     return {name: state[name] for name in ("epoch", "batch", "stream") if name in state}
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default busy-waits
+def _end_of(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Returns an event that the device reaches after the work of a stream so far."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default busy-waits
+    event.record(stream)
+    return event
 
 
-class _ReadAhead:
-    """A thread that reads a loader and copies each batch to the device when a slot is free."""
+class _Reader(threading.Thread):
+    """Reads a loader, and copies each batch to the device when a slot is free."""
 
     def __init__(
         self, loader: Any, device: torch.device, bring: Callable[[Delivery], Delivery], num_slots: int
     ) -> None:
-        """``bring`` copies a batch to the device."""
+        # A daemon, since a dataset that hangs must not keep Python from exiting.
+        super().__init__(name="wellfed-device-prefetch", daemon=True)
         self._loader, self._device, self._bring = loader, device, bring
-        self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        self.free: SimpleQueue[torch.cuda.Event | None] = SimpleQueue()
         """Free slots, each with the end event of its previous step."""
         for _ in range(num_slots):
             self.free.put(None)
-        self._ready: queue.SimpleQueue[Delivery | BaseException | None] = queue.SimpleQueue()
+        self._ready: SimpleQueue[Delivery | BaseException | None] = SimpleQueue()
         """Batches on the device; the last entry is an error, or None."""
-        self._is_stopped = False
-        # A daemon, since a dataset that hangs must not keep Python from exiting.
-        self._thread = threading.Thread(target=self._run, name="wellfed-device-prefetch", daemon=True)
-        self._thread.start()
+        self._has_to_stop = False
+        self.start()
 
     def take(self, into: list[Delivery]) -> bool:
         """Waits for the next delivery and appends it to ``into``; False after the last. Raises the error of reading."""
@@ -198,18 +196,21 @@ class _ReadAhead:
 
     def stop(self) -> None:
         """Stops reading, and waits up to `_STOP_S` for the current batch."""
-        self._is_stopped = True
+        self._has_to_stop = True
         self.free.put(None)  # wakes the thread
-        self._thread.join(_STOP_S)
+        self.join(_STOP_S)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         deliveries: Any = iter(self._loader)
         end: BaseException | None = None
         try:
             if self._device.type == "cuda":  # pinning memory would create a context on the current device
                 torch.cuda.set_device(self._device)
             for delivery in deliveries:
-                if not self._has_slot():
+                after = self.free.get()
+                if after is not None and not self._has_to_stop:
+                    after.synchronize()
+                if self._has_to_stop:
                     break
                 self._ready.put(self._bring(delivery))
         except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
@@ -217,10 +218,3 @@ class _ReadAhead:
         finally:
             self._ready.put(end)
             deliveries.close()  # workers must end in the thread that started them
-
-    def _has_slot(self) -> bool:
-        """Waits for a free slot; False = stopped."""
-        after = self.free.get()
-        if after is not None and not self._is_stopped:
-            after.synchronize()
-        return not self._is_stopped

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 from wellfed import batches
 from wellfed.contract import Batch
@@ -31,33 +29,30 @@ class NonFiniteSample:
 
 
 def first_non_finite(
-    builder: BatchBuilder, requests: Iterable[BatchRequest], *, is_usual_allowed: bool
+    builder: BatchBuilder, requests: Sequence[BatchRequest], *, is_usual_allowed: bool
 ) -> NonFiniteSample | None:
     """Returns the first sample of these batches with such a value; None if none is found within `_MOST_S`.
 
     Args:
         is_usual_allowed: whether earlier batches trained well; if most batches hold such values, None is returned.
     """
-    bad: list[BatchRequest] = []
-    num, ends_s = 0, time.monotonic() + _MOST_S
+    until_s, bad = time.monotonic() + _MOST_S, list[BatchRequest]()
     for request in requests:
-        if time.monotonic() > ends_s or (bad and not is_usual_allowed):
+        if time.monotonic() > until_s or (bad and not is_usual_allowed):
             break
-        num += 1
         if _value(builder(request).batch) is not None:
             bad.append(request)
-    if not bad or (is_usual_allowed and len(bad) > max(1, num // 2)):
+    if not bad or (is_usual_allowed and len(bad) > max(1, len(requests) // 2)):
         return None
-    first = bad[0]
-    for index in first.indices.tolist():
-        if (value := _value(builder(first.only(index)).batch)) is not None:
-            return NonFiniteSample(index, first.epoch, first.batch, value)
+    for index in bad[0].indices.tolist():
+        if (value := _value(builder(bad[0].only(index)).batch)) is not None:
+            return NonFiniteSample(index, bad[0].epoch, bad[0].batch, value)
     return None
 
 
 def _value(batch: Batch) -> str | None:
     """Returns the kind of non-finite value in a batch, or None."""
     for tensor in batches.tensors(batch):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return "NaN" if bool(torch.isnan(tensor).any()) else "an infinite value"
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return "NaN" if bool(tensor.isnan().any()) else "an infinite value"
     return None

@@ -86,10 +86,10 @@ class TrainLoader:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position."""
         last = int(state["epoch"]) * len(self) + int(state["batch"])
         first = max(0, last - steps)
-        requests = (
+        requests = [
             BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
             for epoch, batch in (divmod(number, len(self)) for number in range(first, last))
-        )
+        ]
         return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
 
     def close(self) -> None:

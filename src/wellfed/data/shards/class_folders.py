@@ -33,20 +33,17 @@ def folders(place: Path) -> list[Path]:
     return [each for each in _entries(place) if each.is_dir()]
 
 
-def files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Yields all files below a folder, sorted by name. Follows links to folders; skips names that begin with a dot.
 
     Raises:
         DataError: a folder can't be read.
     """
-    here = folder.resolve()
-    if here in above:  # a link to a folder above
-        return
     for each in _entries(folder):
-        if each.is_dir():
-            yield from files_below(each, above | {here})
-        else:
+        if not each.is_dir():
             yield each
+        elif not folder.resolve().is_relative_to(each.resolve()):  # else a link to a folder above
+            yield from files_below(each)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -13,7 +13,6 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from wellfed.command_line import command
 from wellfed.data.prepared import prepared
 from wellfed.errors import DataError
-from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 KIND = "shards"
@@ -80,8 +78,7 @@ def index_shards(paths: Sequence[Path], parts: Sequence[str], cache_dir: str | P
         shards.append(np.full(len(rows), number, np.int64))
         tables.append(table_N[rows])
     if not keys:
-        ends = " or ".join(f".{part}" for part in parts)
-        problem = f"no member of {counted(len(paths), 'shard')} ends in {ends} (from the first dot of its name on)"
+        problem = f"no member ends in {' or '.join(f'.{part}' for part in parts)} (from the first dot of its name on)"
         raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
     table_N = np.concatenate(tables)
     places = {part: (table_N[:, column, 0].copy(), table_N[:, column, 1].copy()) for column, part in enumerate(parts)}
@@ -128,10 +125,8 @@ def _store_members(path: Path, folder: Path) -> None:
 def split_name(name: str) -> tuple[str, str] | None:
     """Returns key and lower-case part: ``a/b`` and ``seg.png`` for ``a/b.seg.png``; None if one is missing."""
     folder, slash, file = name.removeprefix("./").rpartition("/")
-    stem, dot, part = file.partition(".")
-    if not stem or not dot or not part:
-        return None
-    return f"{folder}{slash}{stem}", part.lower()
+    stem, _, part = file.partition(".")
+    return (f"{folder}{slash}{stem}", part.lower()) if stem and part else None
 
 
 def tar_members(path: Path) -> Iterator[tarfile.TarInfo]:
@@ -141,30 +136,22 @@ def tar_members(path: Path) -> Iterator[tarfile.TarInfo]:
         DataError: the file can't be read, is not a plain tar file, is damaged or cut off, or holds links.
     """
     try:
-        with path.open("rb") as file, tarfile.open(
-            fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
-        ) as archive:  # fmt: skip
+        with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as archive:
             for info in archive:
-                if info.isdir():
-                    continue
-                if not info.isreg() or info.issparse():
+                if not info.isdir() and (not info.isreg() or info.issparse()):
                     problem = f"holds {info.name}, which is a link, sparse or no file"
                     raise DataError(f"{path} {problem}. Pack it again with plain files: tar --hard-dereference.")
-                yield info
-            _check_end(path, file, archive.offset)
+                if not info.isdir():
+                    yield info
+            end = archive.offset
+        with path.open("rb") as file:  # tarfile ends at a damaged header without an error
+            file.seek(end)
+            rest = file.read(_REST)
     except tarfile.TarError as error:
         problem = f"can't be read as a tar file ({error}): it is damaged, cut off, empty or compressed"
         raise DataError(f"{path} {problem}. Make it again, unpack it to a plain .tar, or take it out.") from error
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
-
-
-def _check_end(path: Path, file: BinaryIO, offset: int) -> None:
-    """Raises a DataError unless zeros follow the last member. tarfile ends at a damaged header without an error."""
-    file.seek(offset)
-    rest = file.read(_REST)
-    if not rest:
-        raise DataError(f"{path} ends without the blocks of zeros that close it: it was cut off. Make it again.")
-    if any(rest):
-        problem = f"can't be read behind byte {offset}: a header is damaged, or another archive follows"
+    if not rest or any(rest):
+        problem = f"is damaged or cut off behind byte {end}, or another archive follows: zeros must close it"
         raise DataError(f"{path} {problem}. Make it again.")

@@ -58,10 +58,9 @@ class ShardReader:
         """
         offsets = (self._offset_N[rows] if starts is None else self._offset_N[rows] + starts).tolist()
         pieces = _rows_of(targets) if isinstance(targets, np.ndarray) else targets
-        shard_B = self.index.shards[rows]
-        row = -1
+        files, row = self._opened(self.index.shards[rows]), -1
         try:
-            for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, pieces, strict=True):
+            for row, file, offset, into in zip(rows.tolist(), files, offsets, pieces, strict=True):
                 if read_into(file, into, offset) != into.nbytes:
                     problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
                     raise DataError(f"{self._path(row)} {problem}")
@@ -76,13 +75,13 @@ class ShardReader:
         """Returns the file descriptor of each sample's shard. Each process opens each file once."""
         if self._process != os.getpid():  # a forked process opens its own files
             self._files, self._process = np.full(len(self.index.paths), -1), os.getpid()
-        found = self._files[shards]
-        if len(found) and found.min() < 0:
-            for shard in np.unique(shards[found < 0]).tolist():
-                self._files[shard] = self._open(shard)
-            found = self._files[shards]
-        descriptors: list[int] = found.tolist()
-        return descriptors
+        found: list[int] = self._files[shards].tolist()
+        if -1 in found:
+            for shard in np.unique(shards).tolist():
+                if self._files[shard] < 0:
+                    self._files[shard] = self._open(shard)
+            found = self._files[shards].tolist()
+        return found
 
     def _open(self, shard: int) -> int:
         path = self.index.paths[shard]

@@ -7,7 +7,8 @@ import json
 import random
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,17 +54,16 @@ def write_shards(
         DataError: no file matches, or one can't be read.
         ConfigError: ``out`` is not empty, or ``num`` is out of range.
     """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        problem = "is not empty, and shards of two packings would be read as one set."
+        raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            problem = "is not empty, and shards of two packings would be read as one set."
-            raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
         files_of = _files(source, suffixes)
         most = max(map(len, files_of.values()))
         if num is not None and not 1 <= num <= most:
             problem = f"is not between 1 and the {counted(most, 'file')} in {source}."
             raise ConfigError.of(f"--num {num}", problem, f"Write --num {min(most, USUAL_NUM)}.")
         classes = tuple(in_order(name for files in files_of.values() for name, _ in files))
-        number_of = {name: number for number, name in enumerate(classes)}
         done, total, num_bytes = 0, sum(map(len, files_of.values())), 0
         out = out.resolve()
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +71,11 @@ def write_shards(
             partial = Path(holder) / "shards"
             for split, files in files_of.items():
                 (partial / split).mkdir(parents=True, exist_ok=True)
-                for path, samples in _shares(files, source / split, partial / split, num or USUAL_NUM, seed):
-                    for size in _packed(path, samples, number_of):
+                samples = _samples(files, source / split, classes, seed)
+                number_of_shards = min(num or USUAL_NUM, len(samples))
+                for number in range(number_of_shards):
+                    name = f"{number:0{max(4, len(str(number_of_shards - 1)))}}.tar"
+                    for size in _packed(partial / split / name, samples[number::number_of_shards]):
                         done, num_bytes = done + 1, num_bytes + size
                         on_file(done, total)
             (partial / CLASSES).write_text(json.dumps(classes, indent=1) + "\n", encoding="utf-8")
@@ -107,32 +110,26 @@ def _files(source: Path, suffixes: Sequence[str]) -> dict[str, list[tuple[str, P
     return found
 
 
-def _shares(
-    files: Sequence[tuple[str, Path]], source: Path, out: Path, num: int, seed: int
-) -> Iterator[tuple[Path, list[tuple[str, str, Path]]]]:
-    """Yields the path of each shard, with key, class and file of its samples."""
+def _samples(
+    files: Sequence[tuple[str, Path]], source: Path, classes: Sequence[str], seed: int
+) -> list[tuple[str, int, Path]]:
+    """Returns key, number of the class and file of each sample, in the order in which they are packed."""
     order = sorted(files, key=lambda file: str(file[1]))
     random.Random(seed).shuffle(order)
-    samples, taken = [], set[str]()
+    samples, taken = [], Counter[str]()
     for name, file in order:
-        key = start = sample_key(file.relative_to(source).with_suffix("").as_posix())
-        number = 1
-        while key in taken:
-            number += 1
-            key = f"{start}-{number}"
-        taken.add(key)
-        samples.append((key, name, file))
-    num = min(num, len(samples))
-    for number in range(num):
-        yield out / f"{number:0{max(4, len(str(num - 1)))}}.tar", samples[number::num]
+        key = sample_key(file.relative_to(source).with_suffix("").as_posix())
+        taken[key] += 1
+        samples.append((key if taken[key] == 1 else f"{key}-{taken[key]}", classes.index(name), file))
+    return samples
 
 
-def _packed(path: Path, samples: Sequence[tuple[str, str, Path]], number_of: Mapping[str, int]) -> Iterator[int]:
+def _packed(path: Path, samples: Sequence[tuple[str, int, Path]]) -> Iterator[int]:
     """Writes a shard, and yields the size of each packed file."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
-        for key, name, file in samples:
+        for key, number, file in samples:
             content = file.read_bytes()
-            for end, text in ((file.suffix.lower(), content), (".cls", str(number_of[name]).encode())):
+            for end, text in ((file.suffix.lower(), content), (".cls", str(number).encode())):
                 member = tarfile.TarInfo(f"{key}{end}")
                 member.size = len(text)
                 shard.addfile(member, io.BytesIO(text))
