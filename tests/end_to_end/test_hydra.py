@@ -173,5 +173,5 @@ def test_folders_of_configurations_need_not_be_typed_again(project: Path, tmp_pa
     for words in (["src/train.py", f"rerun={project / 'dir'}"], ["src/evaluate.py", f"checkpoint={project / 'dir'}"]):
         done = run(project / words[0], words[1], cwd=project, fresh=True)
         assert done.code == 2
-        assert "more: is gone, and the run was configured with it. Bring it back" in done.text
+        assert "more: is no folder." in done.text
     go(project, "src/train.py", "--config-dir=moved", f"rerun={project / 'dir'}", "hydra.run.dir=last")

@@ -62,8 +62,6 @@ class Composed(Generic[C]):
     take far more memory."""
     _hydra: Mapping[str, Any] = field(repr=False, compare=False)
     """Hydra's own values, also plain."""
-    _sweep_dir: Path | None = field(default=None, repr=False, compare=False)
-    """Folder in which Hydra's own sweeper writes ``multirun.yaml``; None for a single run."""
 
     def in_folder(self, folder: Path) -> Composed[C]:
         """Returns the same configuration, with ``folder`` as the run's folder wherever it is named."""
@@ -157,10 +155,6 @@ class Composed(Generic[C]):
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
-        many = None if self._sweep_dir is None else self._sweep_dir / "multirun.yaml"
-        if many is not None and many.exists():  # Hydra's own sweeper does not mask secrets
-            tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
-            many.write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
 
 
 def _map_knobs(group: Any, change: Callable[[str], str]) -> Any:
@@ -299,7 +293,6 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         run_dir=Path(run_dir) if run_dir else None,
         _unresolved=unresolved,
         _hydra=own,
-        _sweep_dir=Path(hydra.runtime.cwd, hydra.sweep.dir) if run_dir and hydra.mode is RunMode.MULTIRUN else None,
     )
 
 

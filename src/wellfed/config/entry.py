@@ -9,9 +9,8 @@ import sys
 import textwrap
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -23,9 +22,10 @@ import wellfed.process  # noqa: F401  reads them before torch may narrow them
 from wellfed.command_line import command, typed_arguments
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find_faults import find_faults
-from wellfed.config.hydra_internals import Hydra, command_line_parser, repository_of, show
+from wellfed.config.hydra_internals import Hydra, command_line_parser, searched_files, show
 from wellfed.config.hydra_session import COMPOSE_ERRORS, folders_of, open_hydra, read_flags
 from wellfed.config.knobs import in_order
+from wellfed.config.quoting import is_null, key_value
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 from wellfed.process import STOPS, exit_code_of, without_collections
 from wellfed.units import show_text
@@ -125,16 +125,13 @@ def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
     """
     cfg = compose_raw(hydra, config_name, overrides)
     HydraConfig.instance().set_config(cfg)
-    repo = repository_of(hydra.config_loader)
-    lines = []
+    repo, lines = searched_files(hydra.config_loader, config_name, []), []
     for group, chosen in reversed(cfg.hydra.runtime.choices.items()):  # Hydra lists them in reverse
         options = [f"{option}*" if option == chosen else option for option in in_order(repo.get_group_options(group))]
         if options and not group.startswith("hydra"):
-            begin = f"  {group:<12}"
-            lines += textwrap.wrap(", ".join(options), _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
+            lines += textwrap.wrap(f"  {group:<12}{', '.join(options)}", _WIDTH, subsequent_indent=" " * 14)
     text = string.Template(cfg.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS="\n".join(lines)).rstrip()
-    text = re.sub(r"\bpython src/(\w+)\.py\b", lambda found: command(found[1]), text)
-    return re.sub(r"\bpython -m wellfed (\w+)", lambda found: command(found[1]), text)
+    return re.sub(r"\bpython (?:src/(\w+)\.py|-m wellfed (\w+))\b", lambda found: command(found[1] or found[2]), text)
 
 
 class _JobInterrupted(SystemExit):
@@ -143,13 +140,13 @@ class _JobInterrupted(SystemExit):
 
 def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     # `resume` and `rerun` stand for another command line, which replaces them before composing.
-    for_one_run = [
+    pairs = [key_value(text) for text in args.overrides]
+    if faults := [
         Fault(f"{name}={value}", "is about one run, and -m starts many.", f"Leave out -m, or leave out {name}.")
-        for name, value in (text.lstrip("+").partition("=")[::2] for text in args.overrides)
-        if name in ("resume", "rerun") and value.lower() not in ("", "null")
-    ]
-    if for_one_run:
-        raise ConfigError(for_one_run)
+        for name, value in pairs
+        if name in ("resume", "rerun") and not is_null(value)
+    ]:
+        raise ConfigError(faults)
     codes: list[int] = []
 
     def one_job(cfg: DictConfig) -> int:
@@ -178,16 +175,14 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     if isinstance(returned, int):  # a sweep returns a code of its own
         return returned
     # Launchers that run jobs in other processes return their exit codes as values.
-    codes += [result._return_value for result in _job_returns(returned) if isinstance(result._return_value, int)]
+    values = [one._return_value for one in _flat(returned) if isinstance(one, JobReturn)]
+    codes += [value for value in values if isinstance(value, int)]
     return EXIT_OK if EXIT_OK in codes else EXIT_FAILED
 
 
-def _job_returns(returned: Any) -> Iterator[JobReturn]:
-    if isinstance(returned, JobReturn):
-        yield returned
-    elif isinstance(returned, (list, tuple)):
-        for item in returned:
-            yield from _job_returns(item)
+def _flat(returned: Any) -> list[Any]:
+    is_list = isinstance(returned, (list, tuple))
+    return [one for item in returned for one in _flat(item)] if is_list else [returned]
 
 
 def _refuse(error: WellfedError) -> int:
@@ -199,28 +194,8 @@ def _refuse(error: WellfedError) -> int:
 
 
 def _take(args: Namespace, words: Sequence[str]) -> None:
-    """Replaces the overrides of a command line. Flags of an earlier run apply where none is typed.
-
-    Raises:
-        ConfigError: a folder of these flags is gone.
-    """
+    """Replaces the overrides of a command line. Flags of an earlier run apply where none is typed."""
     earlier = read_flags(words)
-    check_there([word for word in words if word not in args.overrides and not _is_typed(args, word)])
     for name in ("config_path", "config_name", "config_dir"):
         setattr(args, name, getattr(args, name) or getattr(earlier, name))
     args.overrides = earlier.overrides
-
-
-def _is_typed(args: Namespace, flag: str) -> bool:
-    return bool(getattr(args, flag.partition("=")[0].lstrip("-").replace("-", "_"), None))
-
-
-def check_there(flags: Sequence[str]) -> None:
-    """Raises a ConfigError if a folder of configurations that a run was started with is gone."""
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        folders = re.findall(r"file://([^],'\"]+)", value) if name == "hydra.searchpath" else [value]
-        for folder in folders if name in ("--config-path", "--config-dir", "hydra.searchpath") else ():
-            if not Path(folder).is_dir():
-                way_out = f"Bring it back, or type another: {name}=<folder>."
-                raise ConfigError.of(f"{name}={folder}", "is gone, and the run was configured with it.", way_out)

@@ -8,24 +8,21 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import _locate as locate
 from hydra._internal.utils import create_config_search_path
 from hydra._internal.utils import get_args_parser as command_line_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """Class of Hydra's own sweeper, which runs points unranked."""
-__all__ = ["BASIC_SWEEPER", "CachingConfigRepository", "Hydra", "IConfigRepository", "command_line_parser", "locate"]
+__all__ = ["BASIC_SWEEPER", "Hydra", "IConfigRepository", "command_line_parser", "locate"]
 
 
 def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
@@ -37,30 +34,12 @@ def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hyd
     return Hydra(task_name=job_name, config_loader=ConfigLoaderImpl(config_search_path=search_path))
 
 
-def repository_of(loader: ConfigLoader) -> IConfigRepository:
-    """Returns the files that a Hydra searches."""
+def searched_files(loader: ConfigLoader, config_name: str, overrides: Sequence[Override]) -> IConfigRepository:
+    """Returns the files that a Hydra searches, with ``hydra.searchpath``; raises Hydra's error about that."""
     assert isinstance(loader, ConfigLoaderImpl)
-    return loader.repository
-
-
-def add_searchpath(
-    loader: ConfigLoader, repo: CachingConfigRepository, config_name: str, overrides: Sequence[Override]
-) -> None:
-    """Adds the folders of ``hydra.searchpath`` to ``repo``, as Hydra does when it composes."""
-    assert isinstance(loader, ConfigLoaderImpl)
+    repo = CachingConfigRepository(loader.repository)
     loader._process_config_searchpath(config_name, list(overrides), repo)
-
-
-def chosen_files(repo: IConfigRepository, config_name: str, choices: list[Override]) -> list[ResultDefault]:
-    """Returns the files of a configuration, in merge order."""
-    listed = create_defaults_list(repo, config_name, choices, prepend_hydra=True, skip_missing=True)
-    return listed.defaults
-
-
-def load_file(loader: ConfigLoader, repo: IConfigRepository, chosen: ResultDefault) -> Any:
-    """Returns the content of a chosen file, at its position in the configuration."""
-    assert isinstance(loader, ConfigLoaderImpl)
-    return loader._load_single_config(default=chosen, repo=repo).config
+    return repo
 
 
 def set_value(cfg: DictConfig, parsed: Override) -> None:

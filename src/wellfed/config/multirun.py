@@ -17,7 +17,7 @@ from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.find_faults import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
-from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, add_searchpath, repository_of
+from wellfed.config.hydra_internals import IConfigRepository, searched_files
 from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig
@@ -94,8 +94,8 @@ class Multirun:
         """Returns the configuration that all points share; points may differ in any knob outside ``no_axes``. Faults
         in knobs that no point can change are raised."""
         with job_of(self._master) as job:
-            faults = [fault for fault in examine(job)[1] if self._is_fixed(fault.where)]
-            if faults:
+            config, found = examine(job)
+            if faults := [fault for fault in found if config is None or self._is_fixed(fault.where)]:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
 
@@ -121,33 +121,33 @@ class Multirun:
     def _fault_of_axis(self, parsed: Override, may_be_interval: bool) -> Fault | None:
         text, name = parsed.input_line or "", parsed.key_or_group
         if self._is_fixed(name):
-            in_a_list = f"Write {name}=[{text.partition('=')[2]}] for a list, or one value."
-            way_out = in_a_list if "." in name else "Name one."
+            way_out = (
+                f"Write {name}=[{text.partition('=')[2]}] for a list, or one value." if "." in name else "Name one."
+            )
             return Fault(text, "is no axis: it says how the sweep itself is run or watched.", way_out)
         if parsed.is_interval_sweep() and not may_be_interval:
             listed = f"Name them: {name}=1,2,4 or {name}=range(1,9,2); search=optuna takes an interval."
             return Fault(text, "has no end of values.", listed)
-        if parsed.is_discrete_sweep():
-            number = len(first_values(parsed, MOST_VALUES))
-            if number in (0, MOST_VALUES):
-                many = "no value" if number == 0 else f"{number:,} values or more"
-                return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
+        number = len(first_values(parsed, MOST_VALUES)) if parsed.is_discrete_sweep() else 1
+        if number in (0, MOST_VALUES):
+            many = "no value" if number == 0 else f"{number:,} values or more"
+            return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         repo = self._repository()
         if is_choice(parsed, repo):
-            if parsed.is_interval_sweep():
-                return Fault(text, f"{name} has options, and these are no numbers.", f"Name them: {name}=a,b")
-            return choice_fault(parsed, repo)
+            is_interval = Fault(text, f"{name} has options, and these are no numbers.", f"Name them: {name}=a,b")
+            return is_interval if parsed.is_interval_sweep() else choice_fault(parsed, repo)
         if name not in entries(RunConfig) and not is_free(name):
             return Fault(text, f"there is no knob {name}.", explain(RunConfig, name)[1])
         return None
 
+    @property
+    def _searched(self) -> list[str]:
+        return [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
+
     def _repository(self) -> IConfigRepository:
         """Returns the repository of all searched files, hydra.searchpath included."""
-        repo = CachingConfigRepository(repository_of(self._loader))
-        given = [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
-        parsed = [one.parsed for one in read_overrides(given, multirun=False) if one.parsed is not None]
-        add_searchpath(self._loader, repo, self._master.hydra.job.config_name, parsed)
-        return repo
+        parsed = [one.parsed for one in read_overrides(self._searched, multirun=False) if one.parsed is not None]
+        return searched_files(self._loader, self._master.hydra.job.config_name, parsed)
 
     def unresolved(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Returns the values of overrides that need not be a point's: interpolations as written, secrets as ``***``.
@@ -155,9 +155,8 @@ class Multirun:
         Raises:
             one of `COMPOSE_ERRORS`: a value needs what an axis brings.
         """
-        searched = [text for text in self._master.hydra.overrides.hydra if text.startswith("hydra.searchpath=")]
         name = self._master.hydra.job.config_name
-        cfg = self._loader.load_configuration(name, [*searched, *overrides], RunMode.MULTIRUN)  # may lack a group
+        cfg = self._loader.load_configuration(name, [*self._searched, *overrides], RunMode.MULTIRUN)  # may lack a group
         values: Any = OmegaConf.to_container(cfg, enum_to_str=True)
         del values["hydra"]
         return dict(masked(values))
@@ -168,7 +167,7 @@ class Multirun:
             cfg = self._loader.load_sweep_config(self._master, list(overrides))
         except COMPOSE_ERRORS as error:
             name = self._master.hydra.job.config_name
-            raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
+            raise ConfigError(find_faults(self._loader, name, [*self._searched, *overrides], error)) from error
         _number(cfg, self._numbers.setdefault(tuple(overrides), len(self._numbers)))
         with job_of(cfg) as job:
             return composed_from(job, cfg.hydra, run_dir=str(folder))

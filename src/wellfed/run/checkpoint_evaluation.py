@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from wellfed.config.compose import Composed, compose_as
-from wellfed.config.entry import check_there
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
@@ -86,7 +85,6 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str]) -> Co
     ]
     typed = [flag.partition("=")[0] for flag in flags]
     kept = [flag for flag in earlier.flags if flag.partition("=")[0] not in typed]
-    check_there(kept)
     composed: Composed[RunConfig] = compose_as([*kept, *flags], overrides).in_folder(folder)
     for line in check_unchanged(composed, earlier, evaluates=True):
         print(f"evaluate: {line}", file=sys.stderr)

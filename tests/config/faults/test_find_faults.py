@@ -44,9 +44,9 @@ ONE_EACH = [
     ("loader.skip_ids=3", "must be a list [..] of whole numbers >= 0.", "loader.skip_ids: Indices"),
     ("=3", "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("foo", "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
-    ("gpu=[", "can't be read: a ']' is missing.", "Close it, or quote: 'gpu=\"[\"'"),
-    ("workload.name=a)", "can't be read: a '(' is missing.", "quote: 'workload.name=\"a)\"'"),
-    ("resume=a=b", "can't be read: the value holds signs that mean something to Hydra.", "Quote it: 'resume=\"a=b\"'"),
+    ("gpu=[", "can't be read: ", "Close each bracket, or quote a text that holds signs: 'gpu=\"[\"'"),
+    ("workload.name=a)", "can't be read: ", "signs: 'workload.name=\"a)\"'"),
+    ("resume=a=b", "can't be read: ", "signs: 'resume=\"a=b\"'"),
     ("a b c=3", "can't be read", "Names are words joined by dots"),
     ("~gpu", "every run needs an option of gpu.", GPUS),
     ("~loader.num_workers", "a knob can't be taken away.", "Write loader.num_workers=null."),
@@ -182,7 +182,7 @@ def test_folders_of_hydra_searchpath_count(tmp_path):
     (fault,) = faults_of(*given, "trainer.max_step=3")
     assert str(fault) == "trainer.max_step=3: no such knob. Did you mean trainer.max_steps=3?"
     (fault,) = faults_of(*given, "+extra=more")
-    assert "extra/more.yaml:3: trainer.max_step=3" in fault.where
+    assert fault.where == "extra/more.yaml: trainer.max_step"
     (fault,) = faults_of(given[0], "loader=mein")
     assert "Did you mean loader=mine?" in fault.way_out
 

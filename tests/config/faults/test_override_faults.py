@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.config.faults.override_faults import choice_fault, read_overrides
-from wellfed.config.hydra_internals import repository_of
+from wellfed.config.hydra_internals import searched_files
 from wellfed.config.hydra_session import open_hydra
 
 
@@ -102,5 +102,5 @@ def test_options_that_go_together_are_held_against_the_files_each(axis: str, pro
     loader = open_hydra().config_loader
     (typed,) = read_overrides([axis], multirun=True, loader=loader)
     assert typed.parsed is not None
-    fault = choice_fault(typed.parsed, repository_of(loader))
+    fault = choice_fault(typed.parsed, searched_files(loader, "train", []))
     assert (fault and fault.problem) == problem

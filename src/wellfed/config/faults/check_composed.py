@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.target_faults import TARGET, check_static
-from wellfed.config.knobs import OPEN_NODES, Knob, entries
+from wellfed.config.knobs import OPEN_NODES, entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import Fault
@@ -28,13 +28,14 @@ class _Hole(NamedTuple):
     dotted: str
     fault: Fault
     known: bool = True
-    """Whether the schema has the knob. If not (``+gpu.foo=1``), it is removed instead of filled."""
+    """Whether the schema has the knob; not for ``+gpu.foo=1``."""
 
 
 def examine(job: DictConfig) -> tuple[Any, list[Fault]]:
     """Returns the typed form of a composed configuration (without its ``hydra`` node), and its faults.
 
-    Rules and names of targets are checked if all values are there. Else the typed form has defaults in their place.
+    Rules and names of targets are checked if all values are there. Else the typed form has defaults in their place; it
+    is None if a knob is unknown.
 
     Args:
         job: typed by a schema; not modified.
@@ -46,29 +47,20 @@ def examine(job: DictConfig) -> tuple[Any, list[Fault]]:
     holes = list(_holes(job, schema_type))
     if holes:
         job = copy.deepcopy(job)
-    for hole in holes:
-        _fill(job, hole, entries(schema_type))
+        known = entries(schema_type)
+        for hole in holes:
+            value = known[hole.dotted].default if hole.dotted in known else None
+            if value == MISSING:
+                value = {int: 1, str: "unknown"}.get(known[hole.dotted].type)
+            if hole.known:
+                OmegaConf.update(job, hole.dotted, value, merge=False)
+        is_typed = all(hole.known for hole in holes)
+        return OmegaConf.to_object(job) if is_typed else None, [hole.fault for hole in holes]
     config: Any = OmegaConf.to_object(job)
-    if holes:
-        return config, [hole.fault for hole in holes]
     faults = rule_faults(config)
     if isinstance(config, RunConfig):
         faults += [*check_static(config), *absent_packages(config)]
     return config, faults
-
-
-def _fill(job: DictConfig, hole: _Hole, knobs: Mapping[str, Knob]) -> None:
-    if hole.known:
-        knob = knobs.get(hole.dotted)
-        value = knob.default if knob else None
-        if knob and value == MISSING:
-            value = {int: 1, str: "unknown"}.get(knob.type)
-        OmegaConf.update(job, hole.dotted, value, merge=False)
-        return
-    group, _, name = hole.dotted.rpartition(".")
-    owner = OmegaConf.select(job, group) if group else job
-    with open_dict(job):
-        owner.__dict__["_content"].pop(name)  # OmegaConf refuses to delete keys of typed nodes
 
 
 def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -> Iterator[_Hole]:

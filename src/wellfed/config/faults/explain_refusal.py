@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
-
-from omegaconf.errors import GrammarParseError
+from difflib import get_close_matches
 
 from wellfed.command_line import command
 from wellfed.config.faults.gone import what_instead
@@ -18,11 +16,8 @@ _FOREIGN = {
     "memory.micro_batch": "per_device_train_batch_size micro_batch_size batch_size_per_device",
     "memory.accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum",
     "workload.eval_batch_size": "per_device_eval_batch_size val_batch_size test_batch_size valid_batch_size",
-    "workload.drop_last": "dataloader_drop_last",
     "workload.optimizer.lr": "lr learning_rate base_lr",
     "workload.optimizer.weight_decay": "weight_decay wd",
-    "workload.optimizer.momentum": "momentum",
-    "workload.optimizer.betas": "betas",
     "workload.optimizer._target_": "optimizer optim",
     "workload.schedule.name": "scheduler lr_scheduler lr_scheduler_type schedule",
     "workload.schedule.warmup_steps": "num_warmup_steps warmup lr_warmup_steps",
@@ -40,7 +35,6 @@ _FOREIGN = {
     "debug=profiler": "detect_anomaly profiler",
     "callbacks=early_stopping": "early_stopping early_stopping_patience patience",
     "trainer.devices": "gpus num_gpus n_gpu n_gpus nproc_per_node num_devices",
-    "trainer.num_nodes": "nnodes",
     "trainer.accelerator": "device use_cuda cuda",
     "gpu.precision": "precision mixed_precision dtype torch_dtype",
     "gpu.precision=16-mixed": "fp16 amp use_amp use_fp16",
@@ -58,7 +52,6 @@ _FOREIGN = {
     "search": "hparams_search optuna sweeper",
     "paths.log_dir": "output_dir default_root_dir log_dir save_dir",
     "logger": "report_to loggers",
-    "logger.project": "wandb_project project_name",
 }
 """Knobs to type -> last parts of foreign names for them."""
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -69,11 +62,9 @@ takes the typed value."""
 
 NOTES: Mapping[str, str] = {
     "memory.micro_batch": "It splits the samples of a step; those are workload.effective_batch_size.",
-    "memory.accumulate": "It splits the samples of a step, which stay workload.effective_batch_size.",
     "trainer.validate_every_steps": "It counts optimizer steps; null = at the end of each epoch.",
     "workload": "Model and data are named in the yaml of a workload.",
     "search": "A search is of many runs: add -m.",
-    "trainer.keep_last": "The best checkpoint is kept besides.",
     "callbacks=early_stopping": "Its arguments are in configs/callbacks/early_stopping.yaml.",
 }
 """Knob -> difference from the foreign one."""
@@ -90,11 +81,7 @@ ABSENT: Mapping[str, str] = {
     "do_train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
     "do_eval": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
     "tags": "Set logger.tags=[<tag>,...]; logger.group=<name> groups runs.",
-    "extras": "There is no such group: the plan is shown, and run.json has the configuration.",
-    "warmup_ratio": "Set workload.schedule.warmup_steps=<steps>.",
     "enable_progress_bar": "A bar is drawn on a terminal; without one there is a line a minute.",
-    "enable_checkpointing": "Checkpoints are always written; trainer.checkpoint_every_steps says when.",
-    "load_best_model_at_end": "The test split is tested with best.ckpt already.",
 }
 """Last part of a foreign name without a counterpart -> message about the alternative."""
 
@@ -129,23 +116,21 @@ def ours_for(name: str, value: str, schema: Collection[str]) -> tuple[str, str]:
         name: dotted, as typed.
         schema: names of all knobs and groups.
     """
-    word = name.rpartition(".")[2].replace("-", "_").lower()
-    meant = next((one for one in NAMES.get(word, ()) if _is_in(schema, one)), "")
+    word, is_of_runs = name.rpartition(".")[2].replace("-", "_").lower(), "trainer" in schema
+
+    def is_known(ours: str) -> bool:
+        knob = ours.partition("=")[0]
+        return knob in schema if knob.isidentifier() and knob != "debug" else is_of_runs
+
+    meant = next(filter(is_known, NAMES.get(word, ())), "")
     if not meant:
-        return "", ABSENT.get(word, "") if "trainer" in schema else ""
+        return "", ABSENT.get(word, "") if is_of_runs else ""
     if "=" in meant:
         is_off = value.lower() in ("false", "0", "null", "none", "no")
         return ("", "Leave it out.") if is_off else (meant, NOTES.get(meant, ""))
     is_group = "." not in meant and meant not in ("seed", "resume", "checkpoint")
     known = our_value(meant, value) or ("" if is_group else value)
-    override = f"{meant}={known}" if known else meant
-    return override, NOTES.get(override, NOTES.get(meant, ""))
-
-
-def _is_in(schema: Collection[str], candidate: str) -> bool:
-    knob = candidate.partition("=")[0].lstrip("+")
-    group = knob.partition(".")[0]
-    return (knob in schema) if "." not in knob and group != "debug" else ("trainer" in schema)
+    return f"{meant}={known}" if known else meant, NOTES.get(meant, "")
 
 
 def our_value(knob: str, value: str) -> str:
@@ -157,7 +142,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """Returns the candidate closest to ``name``; None if none is close."""
     options = list(candidates)
     same_case = {option.lower(): option for option in options}
-    found = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
+    found = get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if found:
         return same_case[found[0]]
     parts = [option for option in options if name and (option.startswith(name) or name.startswith(option))]
@@ -174,9 +159,7 @@ def nearest_knob(schema_type: type, dotted: str) -> str | None:
     if sibling and group:
         return f"{group}.{sibling}"
     namesakes = [knob for knob in knobs if knob.rpartition(".")[2] == name]
-    if len(namesakes) == 1:
-        return namesakes[0]
-    found = difflib.get_close_matches(dotted, knobs, n=1, cutoff=0.8)
+    found = namesakes if len(namesakes) == 1 else get_close_matches(dotted, knobs, n=1, cutoff=0.8)
     return found[0] if found and nearest(name, [found[0].rpartition(".")[2]]) else None
 
 
@@ -187,29 +170,28 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None, valu
         value: as typed, to be repeated after the knob that was meant.
     """
     dotted = dotted.split("[", maxsplit=1)[0]
-    cause = (error and error.__cause__) or error
-    reason = str(cause).splitlines()[0].rstrip(".")
-    if isinstance(cause, GrammarParseError):
-        return f"holds a '${{' that can't be read: {reason}.", "Write ${group.knob}, or \\${ where the signs are meant."
     knob = entries(schema_type).get(dotted)
+    reason = str((error and error.__cause__) or error).splitlines()[0].rstrip(".")
     if is_free(f"{dotted}.") and error is not None and (knob is None or dotted in FREE_NODES):
         return f"does not fit: {reason}.", ""
-    if knob is None and (instead := what_instead(dotted)):
-        return "no such knob.", instead
     if knob is None:
-        meant, note = ours_for(dotted, value, entries(schema_type))
-        if (theirs := entries(schema_type).get(meant)) is not None and not theirs.is_group:
-            note = f"It must be {theirs.must_be}. {note}".rstrip()
-        if not (meant or note) and value and (near := nearest_knob(schema_type, dotted)):
-            meant = f"{near}={value}"
-        way_out = f"Did you mean {meant}? {note}".rstrip() if meant else note
-        return "no such knob.", way_out or _where_instead(schema_type, dotted)
-    if knob.is_enum:
-        quoted = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
-        typed = quoted.group(1) if quoted else ""
-        near = our_value(dotted, typed) or nearest(typed, (one.name for one in knob.type))
-        return f"must be {knob.must_be}.", f"Did you mean {dotted}={near}?" if near else ""
-    return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
+        return "no such knob.", what_instead(dotted) or _meant_instead(schema_type, dotted, value)
+    if not knob.is_enum:
+        return f"must be {knob.must_be}.", f"{dotted}: {knob.text}"
+    typed = re.search(r"value '(.*?)'", reason, re.IGNORECASE)  # by OmegaConf's message
+    text = typed[1] if typed else ""
+    near = our_value(dotted, text) or nearest(text, (one.name for one in knob.type))
+    return f"must be {knob.must_be}.", f"Did you mean {dotted}={near}?" if near else ""
+
+
+def _meant_instead(schema_type: type, dotted: str, value: str) -> str:
+    meant, note = ours_for(dotted, value, entries(schema_type))
+    if (theirs := entries(schema_type).get(meant)) is not None and not theirs.is_group:
+        note = f"It must be {theirs.must_be}. {note}".rstrip()
+    if not (meant or note) and value and (near := nearest_knob(schema_type, dotted)):
+        meant = f"{near}={value}"
+    way_out = f"Did you mean {meant}? {note}".rstrip() if meant else note
+    return way_out or _where_instead(schema_type, dotted)
 
 
 def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:

@@ -86,16 +86,12 @@ def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Faul
     if not equals or not name.strip("+~ "):
         problem = "has no name before '='." if equals else "is not an override: it has no '='."
         return Fault(text, problem, "Write knob=value or group=option, e.g. gpu=24gb.")
-    for opening, closing in ("[]", "{}", "()"):
-        if surplus := value.count(opening) - value.count(closing):
-            missing = closing if surplus > 0 else opening
-            return Fault(text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {quoted}")
+    reason = str(error).splitlines()[0]
     try:
         parser.parse_override(shlex.split(quoted)[0])
     except (HydraException, ValueError):
-        reason = str(error).splitlines()[0]
         return Fault(text, f"can't be read: {reason}.", "Names are words joined by dots, e.g. loader.num_workers=2.")
-    return Fault(text, "can't be read: the value holds signs that mean something to Hydra.", f"Quote it: {quoted}")
+    return Fault(text, f"can't be read: {reason}.", f"Close each bracket, or quote a text that holds signs: {quoted}")
 
 
 def _quoted(name: str, value: str) -> str:

@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 import re
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from types import ModuleType
@@ -43,12 +44,11 @@ def check_static(config: RunConfig) -> list[Fault]:
     """Returns the faults of all targets that can be found without importing anything."""
     faults: list[Fault] = []
     for where, node in _configured(config):
-        names_something = any(True for _ in _targets(where, node)) if where == "workload.metrics" else is_target(node)
-        if not names_something:
+        targets = list(_targets(where, node))
+        if not (targets if where == "workload.metrics" else is_target(node)):
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
-        for inner_where, inner in _targets(where, node):
-            faults += _name_faults(inner_where, inner[TARGET])
+        faults += [fault for at, inner in targets for fault in _name_faults(at, inner[TARGET])]
     return faults
 
 
@@ -57,26 +57,19 @@ def check_imported(config: RunConfig) -> list[Fault]:
 
     Targets refused by `check_static` are skipped.
     """
-    faults: list[Fault] = []
-    for outer, configured in _configured(config):
-        for where, node in _targets(outer, configured):
-            if not _name_faults(where, node[TARGET]):
-                faults += _argument_faults(where, node)
-    return faults
+    targets = [each for outer, configured in _configured(config) for each in _targets(outer, configured)]
+    named = [(where, node) for where, node in targets if not _name_faults(where, node[TARGET])]
+    return [fault for where, node in named for fault in _argument_faults(where, node)]
 
 
 def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Yields dotted name and value of each entry that must have a `_target_`."""
-    workload = config.workload
+    workload, callbacks = config.workload, config.callbacks if isinstance(config.callbacks, Mapping) else {}
+    optional = {f"workload.{name}": getattr(workload, name) for name in ("data", "optimizer", "metrics")}
+    optional |= {"workload.schedule": workload.schedule.target}
+    optional |= {f"callbacks.{name}": node for name, node in callbacks.items()}
     yield "workload.model", workload.model
-    for name in ("data", "optimizer", "metrics"):
-        if (node := getattr(workload, name)) is not None:
-            yield f"workload.{name}", node
-    if workload.schedule.target is not None:
-        yield "workload.schedule", workload.schedule.target
-    for name, node in (config.callbacks if isinstance(config.callbacks, Mapping) else {}).items():
-        if node is not None:
-            yield f"callbacks.{name}", node
+    yield from ((name, node) for name, node in optional.items() if node is not None)
 
 
 def is_target(node: Any) -> bool:
@@ -135,33 +128,30 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
     """Returns faults of unknown and missing arguments of one node; ``signature`` is its target's."""
     target = node[TARGET]
     given = {key: value for key, value in node.items() if key not in KEYS}
-    is_scheduler = _SCHEDULER.fullmatch(where) is not None
     handed_over = "any" if node.get(PARTIAL) else _HANDED_OVER.get(where, "none")
-    parameters = signature.parameters
-
-    def of_kind(*kinds: Any) -> list[Parameter]:
-        return [parameter for parameter in parameters.values() if parameter.kind in kinds]
-
-    positional = of_kind(Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    accepted = [each.name for each in of_kind(Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-    count = len(node.get(POSITIONAL, ())) + (handed_over == "first")
-    taken = {parameter.name for parameter in positional[:count]} | ({"optimizer"} if is_scheduler else set())
+    of_kind: dict[Any, list[str]] = defaultdict(list)
+    for parameter in signature.parameters.values():
+        of_kind[parameter.kind].append(parameter.name)
+    either, keyword_only = of_kind[Parameter.POSITIONAL_OR_KEYWORD], of_kind[Parameter.KEYWORD_ONLY]
+    positional, accepted = of_kind[Parameter.POSITIONAL_ONLY] + either, either + keyword_only
+    taken = {*positional[: len(node.get(POSITIONAL, ())) + (handed_over == "first")]}
+    if _SCHEDULER.fullmatch(where):
+        taken.add("optimizer")
     faults = []
     for name, value in given.items():
         typed = f"{where}.{name}={value}"
         if name in taken and name in accepted:
             faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
-        elif name not in accepted and not of_kind(Parameter.VAR_KEYWORD):
+        elif name not in accepted and not of_kind[Parameter.VAR_KEYWORD]:
             near = nearest_argument(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
-        elif isinstance(value, str) and is_number(value) and _takes_a_number(parameters.get(name)):
+        elif isinstance(value, str) and is_number(value) and _takes_a_number(signature.parameters.get(name)):
             faults.append(Fault(typed, f"{target} takes a number there.", about_text(f"{where}.{name}", value)))
-    for parameter in [*positional, *of_kind(Parameter.KEYWORD_ONLY)] if handed_over != "any" else ():
-        has_value = parameter.name in taken or (parameter.name in given and parameter.name in accepted)
-        if parameter.default is Parameter.empty and not has_value:
-            way_out = f"Add +{where}.{parameter.name}=<value>"
-            faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
+    for name in [*positional, *keyword_only] if handed_over != "any" else ():
+        has_value = name in taken or (name in given and name in accepted)
+        if signature.parameters[name].default is Parameter.empty and not has_value:
+            faults.append(Fault(where, f"{target} needs the argument {name}.", f"Add +{where}.{name}=<value>"))
     return faults
 
 
@@ -199,12 +189,11 @@ def import_fault(where: str, target: str, error: BaseException) -> Fault:
     cause = error.__cause__ or error
     typed, way_out = f"{where}.{TARGET}={target}", "Name a class or function of a module on the path."
     if isinstance(cause, ModuleNotFoundError) and cause.name:
-        optional = absent_package(cause)
-        if optional or not target.startswith(cause.name):
-            return Fault(typed, *absence(optional or cause.name))
-    elif isinstance(cause, (SyntaxError, UnicodeDecodeError)):
-        line = f":{cause.lineno}" if isinstance(cause, SyntaxError) else ""
-        return Fault(typed, f"{getattr(cause, 'filename', '')}{line} is not Python: {cause}.", "Mend the file.")
+        absent = absent_package(cause) or ("" if target.startswith(cause.name) else cause.name)
+        if absent:
+            return Fault(typed, *absence(absent))
+    elif isinstance(cause, SyntaxError):
+        return Fault(typed, f"{cause.filename}:{cause.lineno} is not Python: {cause}.", "Mend the file.")
     elif isinstance(cause, ImportError) and line_of(cause):
         return Fault(typed, f"can't be imported: {first_line(cause)}{line_of(cause)}.", "Mend that import.")
     elif not isinstance(cause, (ImportError, AttributeError, ValueError)) or line_of(cause):
@@ -226,13 +215,10 @@ def import_fault(where: str, target: str, error: BaseException) -> Fault:
 
 def uncallable_fault(where: str, target: str, found: Any) -> Fault:
     """Returns the fault of a target that is a module or a value."""
-    typed = f"{where}.{TARGET}={target}"
-    if not isinstance(found, ModuleType):
-        way_out = f"Name a class or function. A value is read by {TARGET}: hydra.utils.get_object, path: {target}."
-        return Fault(typed, f"is no class or function, but a {type(found).__name__}.", way_out)
-    names = [name for name, value in vars(found).items() if inspect.getmodule(value) is found and name[:1] != "_"]
+    inside = vars(found).items() if isinstance(found, ModuleType) else ()
+    names = [name for name, value in inside if inspect.getmodule(value) is found and name[:1] != "_"]
     way_out = f"Name one of those in it: {', '.join(names[:_LISTED])}." if names else "Name a class or function."
-    return Fault(typed, "it is a module.", way_out)
+    return Fault(f"{where}.{TARGET}={target}", f"is no class or function, but a {type(found).__name__}.", way_out)
 
 
 def line_of(error: BaseException) -> str:

@@ -72,23 +72,20 @@ class CsvTable:
     def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
         rows, self._rows = self._rows, []
-        if rows:
-            try:
+        try:
+            if rows:
                 self._write(rows)
-            except OSError as error:
-                self._on_error(error)
+        except OSError as error:
+            self._on_error(error)
 
     def _write(self, rows: Sequence[Any]) -> None:
+        line = self._line or (lambda row: _lines([[cell(row.get(name)) for name in self._columns]])[:-1])
         with self.path.open("ab", buffering=0) as stream:
             start = stream.tell()
-            text = self._text(rows, has_columns=start == 0).encode()
-            if (stream.write(text) or 0) < len(text):
+            text = ("" if start else _lines([self._columns])) + "\n".join([*map(line, rows), ""])
+            if (stream.write(text.encode()) or 0) < len(text.encode()):
                 stream.truncate(start)  # a half-written row would garble the next one
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _text(self, rows: Sequence[Any], *, has_columns: bool) -> str:
-        line = self._line or (lambda row: _lines([[cell(row.get(name)) for name in self._columns]])[:-1])
-        return (_lines([self._columns]) if has_columns else "") + "\n".join([*map(line, rows), ""])
 
 
 def read_rows(path: Path) -> Iterable[dict[str, str]]:

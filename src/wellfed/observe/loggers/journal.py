@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wellfed.errors import first_line
 from wellfed.masking import hidden_in
@@ -21,6 +23,7 @@ from wellfed.observe.timing.readiness import StepSummary, StepTable, summarise
 from wellfed.observe.timing.step_clock import PHASE_COLUMNS, StepRow
 from wellfed.record.entries import EventKind, RunRecord
 
+Value = TypeVar("Value")
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro"),
@@ -68,10 +71,8 @@ class Journal:
         """Drops table rows beyond a step. Training resumes there and writes them again. Also drops telemetry after the
         last save, where a killed run's clock resumes."""
         self._resumed_at = step
-        now_s = self.time_s()
-        self._keep(self._steps, lambda row: int(row["step"]) <= step)
-        self._keep(self._metrics, lambda row: int(row["step"]) <= step)
-        self._keep(self._telemetry, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= now_s)
+        self._cut(step, math.inf, self._steps, self._metrics)
+        self._cut(step, self.time_s(), self._telemetry)
 
     def rewind(self, step: int, time_s: float) -> None:
         """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
@@ -79,14 +80,16 @@ class Journal:
         Telemetry stays.
         """
         self.rows.drop_after(step)
-        for table in (self._steps, self._metrics):
-            table.flush()  # otherwise they would be written later
-            self._keep(table, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= time_s)
+        self._cut(step, time_s, self._steps, self._metrics)
 
     def drop_readings_after(self, time_s: float) -> None:
         """Drops telemetry after a time."""
-        self._telemetry.flush()  # otherwise it would be written later
-        self._keep(self._telemetry, lambda row: float(row["time_s"]) <= time_s)
+        self._cut(sys.maxsize, time_s, self._telemetry)
+
+    def _cut(self, step: int, time_s: float, *tables: CsvTable) -> None:
+        for table in tables:
+            table.flush()  # otherwise these rows would be written later
+            self._keep(table, lambda row: int(row["step"]) <= step and float(row["time_s"]) <= time_s)
 
     def _keep(self, table: CsvTable, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
         try:
@@ -96,20 +99,18 @@ class Journal:
 
     def samples_written(self) -> int:
         """Returns the samples of all steps in steps.csv; 0 without the file."""
-        try:
-            return sum(int(row["samples"]) for row in read_rows(self._steps.path))
-        except _DAMAGED as error:
-            _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
-            return 0
+        return sum(self._written(self._steps, lambda row: int(row["samples"])))
 
     def validations_written(self) -> int:
         """Returns the number of steps with a validation in metrics.csv; 0 without the file."""
-        path = self._metrics.path
+        return len({*self._written(self._metrics, lambda row: row["step"] if row["split"] == "val" else "")} - {""})
+
+    def _written(self, table: CsvTable, value: Callable[[Mapping[str, str]], Value]) -> list[Value]:
         try:
-            return len({row["step"] for row in read_rows(path) if row["split"] == "val"})
+            return [value(row) for row in read_rows(table.path)]
         except _DAMAGED as error:
-            _LOG.warning("%s can't be read (%s): validations that it lists later are not counted.", path, error)
-            return 0
+            _LOG.warning("%s can't be read (%s): what it lists is not counted.", table.path, error)
+            return []
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Adds an event to the record, at the run's latest step by default."""
@@ -156,18 +157,20 @@ class Journal:
         """Writes metrics of a split at a step. Names in ``values`` have no split prefix. ``has_rate``: the rate and the
         time shares of recent steps join the same row of the sink, since each row costs wandb half a millisecond."""
         at, recent = {"step": step, "epoch": epoch}, self.recent(200) if has_rate else None
-        figures: list[tuple[str, str, float | None]] = [(split, name, value) for name, value in values.items()]
+        figures: dict[tuple[str, str], float | None] = {(split, name): value for name, value in values.items()}
         times: dict[str, float] = {}
         if recent is not None:
-            figures.append(("throughput", "samples_per_s", recent.samples_per_s))
-            figures.append(("throughput", "readiness_frac", float(recent.ready.mean())))
+            figures["throughput", "samples_per_s"] = recent.samples_per_s
+            figures["throughput", "readiness_frac"] = float(recent.ready.mean())
             times = {f"step/{name}": mean_ms for name, mean_ms in recent.means_ms().items()}
         if step == self._resumed_at:  # a killed process may have written these, too
-            again = {(str(step), of, name) for of, name, _ in figures}
-            self._keep(self._metrics, lambda row: (row["step"], row["split"], row["name"]) not in again)
+            self._keep(
+                self._metrics, lambda row: row["step"] != str(step) or (row["split"], row["name"]) not in figures
+            )
+        rows = ({"split": of, "name": name, "value": value} for (of, name), value in figures.items())
         in_file = {**at, "time_s": self.time_s()}
-        self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **times})
+        self._metrics.append(*({**in_file, **row} for row in rows))
+        self.sink.log({**at, **{f"{of}/{name}": value for (of, name), value in figures.items()}, **times})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """Writes the samples of one reading to telemetry.csv; they are on disk on return."""

@@ -6,7 +6,6 @@ metrics.csv. Pictures, texts and tables go only to the logger that gets them.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,29 +26,11 @@ defer_dynamo()
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger  # noqa: E402
 from lightning.pytorch.loggers.logger import DummyLogger, Logger  # noqa: E402
 
-_LOG = logging.getLogger(__name__)
 Forward = Callable[[Mapping[str, float]], None]
 _FLUSH_S = 2
 """Maximum seconds that TensorBoard buffers values."""
 _RETRIES, _TIMEOUT_S = "1", "10"
 """Retries and timeout of calls to an mlflow server. Its defaults (7 and 120 s) block a run for minutes."""
-
-
-class _Experiment:
-    """Wrapper of a logger's ``experiment`` under which code for TensorBoard runs: methods that it lacks do nothing."""
-
-    warned = False
-
-    def __init__(self, real: Any, logger: str) -> None:
-        self.real, self._logger = real, logger
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or hasattr(self.real, name):
-            return getattr(self.real, name)
-        if not _Experiment.warned:
-            _Experiment.warned = True
-            _LOG.warning("%s of self.logger keeps nothing with %s; self.log keeps numbers.", name, self._logger)
-        return lambda *arguments, **named: None
 
 
 class _OfRun(Logger):
@@ -60,10 +41,6 @@ class _OfRun(Logger):
     report: Callable[[str], None] = staticmethod(lambda reason: None)
     """Called with the reason of a failed call."""
     _config: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def experiment(self) -> Any:
-        return _Experiment(super().experiment, type(self).__name__.strip("_").lower())
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Sends numbers and one-element tensors to the run, anything else to this logger."""
@@ -76,9 +53,9 @@ class _OfRun(Logger):
     def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
         """Logs a user's hyper-parameters. Names that the configuration has, too, go under ``hparams``."""
         own = masked(dict(params if isinstance(params, Mapping) else vars(params)))
-        taken = {name: own.pop(name) for name in self._config if name in own}
-        params = {**own, "hparams": taken} if taken else own
-        self._try(super().log_hyperparams, params, *arguments, **named)
+        if taken := {name: own.pop(name) for name in self._config if name in own}:
+            own["hparams"] = taken
+        self._try(super().log_hyperparams, own, *arguments, **named)
 
     def save(self) -> None:
         self._try(super().save)

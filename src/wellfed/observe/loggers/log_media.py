@@ -20,6 +20,7 @@ from wellfed.observe.loggers.sink import Sink
 _LOG = logging.getLogger(__name__)
 MOST_TABLE_ROWS = 1000
 """Maximum number of rows of a table that loggers get; further rows are left out."""
+_WAY_OUT = "Choose logger=tensorboard, logger=wandb or logger=mlflow."
 
 
 @dataclass
@@ -32,12 +33,7 @@ class _Pass:
     shown: dict[str, int] = field(default_factory=dict)
     """Call, with the name -> latest step at which it was shown."""
     warned: set[str] = field(default_factory=set)
-
-    def warn(self, call: str, text: str) -> None:
-        """Logs a warning, once for each call."""
-        if call not in self.warned:
-            self.warned.add(call)
-            _LOG.warning("%s: %s", call, text)
+    """Calls with a warning; each has one."""
 
 
 _current: _Pass | None = None
@@ -108,6 +104,7 @@ def _send(call: str, every: int, show: Callable[[Sink, int], None]) -> None:
     run = _current
     if run is None or run.process != os.getpid():  # a worker process has a copy of its parent's run
         return
+    problem = ""
     try:
         step = run.step()
         last = run.shown.get(call)
@@ -117,13 +114,14 @@ def _send(call: str, every: int, show: Callable[[Sink, int], None]) -> None:
         if run.sink.shows_media:
             show(run.sink, step)
         else:
-            kind = call.partition("(")[0]
-            way_out = "Choose logger=tensorboard, logger=wandb or logger=mlflow."
-            run.warn(kind, f"no logger of this run shows it, so it is dropped. {way_out}")
+            call, problem = call.partition("(")[0], f"no logger of this run shows it, so it is dropped. {_WAY_OUT}"
     except Exception as error:  # noqa: BLE001  a picture must not end a run
         package = absent_package(error) if isinstance(error, ModuleNotFoundError) else None
         text = f"can't be shown ({type(error).__name__}: {first_line(error)})."
-        run.warn(call, " ".join(absence(package)) if package else text)
+        problem = " ".join(absence(package)) if package else text
+    if problem and call not in run.warned:
+        run.warned.add(call)
+        _LOG.warning("%s: %s", call, problem)
 
 
 def _picture(image: Any) -> Any:
@@ -135,16 +133,17 @@ def _picture(image: Any) -> Any:
     if isinstance(image, (str, os.PathLike)):
         with Image.open(image) as picture:
             return picture.convert("RGB")
-    if is_tensor := isinstance(image, Tensor):
+    is_tensor = isinstance(image, Tensor)
+    if is_tensor:
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image  # numpy has no bfloat16
     pixels = np.asarray(image)
-    if pixels.ndim not in (2, 3):
-        raise ValueError(f"the shape is {pixels.shape}, and must be H x W, H x W x 3 or 3 x H x W")
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and (is_tensor or pixels.shape[2] not in (1, 3)):
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"the shape is {pixels.shape}, and must be H x W, H x W x 3 or 3 x H x W")
     if pixels.dtype.kind in "fb":
         pixels = (np.nan_to_num(pixels).clip(0, 1) * 255 + 0.5).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(pixels))

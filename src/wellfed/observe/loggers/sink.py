@@ -13,8 +13,6 @@ from wellfed.errors import text_of
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 """Seconds that a thread waits for another's call to a logger, which usually takes under a millisecond."""
-
-
 PICTURES = frozenset((".png", ".jpg", ".jpeg"))
 """Suffixes of the pictures that loggers show."""
 
@@ -55,8 +53,14 @@ class GuardedSink(Sink):
     """Sink of a logger that may fail or hang. Its first error is reported.
 
     One thread calls the logger at a time. If another waits longer than `_PATIENCE_S`, the logger counts as hung. This
-    is reported, later rows are dropped, and ``finish`` returns without closing it.
+    is reported, later rows are dropped, and ``finish`` returns without closing it. A logger's class has the methods
+    ``_take``, ``_take_table``, ``_take_file`` and ``_close``, which may raise anything.
     """
+
+    _take: Callable[[dict[str, float | int]], None]
+    _take_table: Callable[[str, Sequence[str], Sequence[Sequence[Any]], int | None], None]
+    _take_file: Callable[[str, Path, int | None], None]
+    _close: Callable[[Mapping[str, Any], int], None]
 
     def __init__(self, name: str, on_lost: Callable[[str], None]) -> None:
         """``on_lost`` is called once with the reason if the logger can't be written."""
@@ -65,18 +69,6 @@ class GuardedSink(Sink):
         self._lock = threading.Lock()
         self._is_finished = self._is_hung = False
         self._lost_once = threading.Lock()  # acquired once, by the thread that reports the loss
-
-    def _take(self, row: dict[str, float | int]) -> None:
-        """Passes a row to the logger; may raise anything."""
-
-    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
-        """Passes a table to the logger; may raise anything."""
-
-    def _take_file(self, name: str, path: Path, step: int | None) -> None:
-        """Passes a file to the logger; may raise anything."""
-
-    def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Writes the summary and closes the logger; may raise anything."""
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """Passes a row to the logger."""

@@ -59,6 +59,11 @@ def clock_limits(device: OpenDevice) -> dict[str, float]:
     return {"power_limited": float(bits & (0x4 | 0x80) != 0), "heat_limited": float(bits & (0x20 | 0x40) != 0)}
 
 
+def pcie_mb_s(device: OpenDevice, counter: str) -> float:
+    """Returns 10^6 bytes/s over the bus in one direction; the driver takes 20 ms to measure it."""
+    return device.number("nvmlDeviceGetPcieThroughput", counter) / 1e3  # it counts in kB/s
+
+
 class Power:
     """Power, and the energy since the first reading. Uses the energy counter if there is one. The power sensors of A100
     and H100 cover a quarter of the time (https://arxiv.org/abs/2312.02741)."""
@@ -68,38 +73,29 @@ class Power:
         self._has_counter: bool | None = None
         """None until the driver has answered or refused."""
         self._last: tuple[float, float | None] | None = None
+        """Time and counter of the last reading."""
         self._energy_j = 0.0
 
     def read(self) -> dict[str, float]:
         """Returns ``{power_w, energy_j}``. Power is the mean since the last reading if the counter works, else the
         sensor's.
 
-        power_w is left out if the first reading has no sensor, or if the last reading was too recent.
+        power_w is left out at the first reading of a counter, or if the last reading was too recent.
 
         Raises:
             NvmlError: absent if neither counter nor sensor is offered.
         """
         counter_j, at_s = self._counter_j(), self._now_s()
-        last_s, last_j = self._last or (at_s, None)
+        last_s, last_j = self._last or (at_s, counter_j)
         stretch_s = at_s - last_s
-        # A counter that went back was reset with the driver. The sensor is used for this interval.
-        if counter_j is not None and last_j is not None and counter_j >= last_j:
-            spent_j = counter_j - last_j
-            power_w = spent_j / stretch_s if stretch_s >= POWER_WINDOW_S else None
-        else:
-            power_w = self._sensor_w(is_needed=counter_j is None)
+        if counter_j is None or last_j is None:
+            power_w: float | None = float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
             spent_j = (power_w or 0.0) * stretch_s
-        self._energy_j += spent_j
-        self._last = (at_s, counter_j)
+        else:
+            spent_j = max(0.0, counter_j - last_j)  # a driver that was loaded again starts at 0
+            power_w = spent_j / stretch_s if stretch_s >= POWER_WINDOW_S else None
+        self._energy_j, self._last = self._energy_j + spent_j, (at_s, counter_j)
         return {"energy_j": self._energy_j} if power_w is None else {"power_w": power_w, "energy_j": self._energy_j}
-
-    def _sensor_w(self, *, is_needed: bool) -> float | None:
-        try:
-            return float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
-        except NvmlError as error:
-            if is_needed or not error.is_absent:
-                raise
-            return None
 
     def _counter_j(self) -> float | None:
         if self._has_counter is False:

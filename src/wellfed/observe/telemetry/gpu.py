@@ -5,71 +5,49 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.nvml import gpm, readings
-from wellfed.observe.nvml.session import NO_DATA, NOT_SUPPORTED, NvmlError, NvmlSession
+from wellfed.observe.nvml.session import NO_DATA, NvmlError, NvmlSession
 from wellfed.observe.telemetry.metrics import SLOW_METRICS
 from wellfed.observe.telemetry.series import Reading, Source
 from wellfed.record.entries import EventKind, OnEvent
 
+Ask = Callable[[], float | Mapping[str, float]]
+_POWER = ("power_w", "energy_j")
+"""Counted over time, so they are also read when training begins or ends."""
+
 
 class _Gpu:
-    """Readers of one GPU, which keep state between readings, and what is known of its queries."""
+    """One GPU: its queries that the driver has not refused, each by the names of the figures that it may give."""
 
     def __init__(self, gpu: GpuFacts, nvml: NvmlSession, now_s: Callable[[], float]) -> None:
-        self.index = gpu.index
-        self.device = readings.OpenDevice(gpu.uuid or "", nvml)
-        self.gpm = gpm.Gpm(self.device, is_mig=gpu.is_mig, now_s=now_s)
-        self.power = readings.Power(self.device, now_s=now_s)
+        device = readings.OpenDevice(gpu.uuid or "", nvml)
+        self.index, self.gpm = gpu.index, gpm.Gpm(device, is_mig=gpu.is_mig, now_s=now_s)
+        self.queries: dict[tuple[str, ...], Ask] = {
+            ("util_pct", "mem_util_pct"): partial(readings.utilisation, device),
+            ("mem_used_gib",): partial(readings.memory_used_gib, device),
+            tuple(gpm.FIGURES): self.gpm.read,
+            _POWER: readings.Power(device, now_s=now_s).read,
+            ("temp_c",): partial(device.number, "nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            ("sm_clock_mhz",): partial(device.number, "nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+            ("mem_clock_mhz",): partial(device.number, "nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM"),
+            ("power_limited", "heat_limited"): partial(readings.clock_limits, device),
+            # GPM has these two as well, and costs less. The driver takes 20 ms to measure each.
+            ("pcie_rx_mb_s",): partial(readings.pcie_mb_s, device, "NVML_PCIE_UTIL_RX_BYTES"),
+            ("pcie_tx_mb_s",): partial(readings.pcie_mb_s, device, "NVML_PCIE_UTIL_TX_BYTES"),
+        }
+        self.answered: set[tuple[str, ...]] = set()
         self.is_new = True
         """Nothing was read yet: the first reading makes every query."""
-        self.queries = list(_QUERIES)
-        """Queries that this GPU has not refused."""
-        self.answered: set[_Query] = set()
         self.has_failed = False
         """A failed call was reported."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Query:
-    """One query of the driver: the figures that it may give, and how to ask."""
-
-    names: tuple[str, ...]
-    ask: Callable[[_Gpu], float | Mapping[str, float]]
-
-    @property
-    def is_slow(self) -> bool:
-        return SLOW_METRICS.issuperset(self.names)
-
-
-def _pcie_mb_s(gpu: _Gpu, counter: str) -> float:
-    return gpu.device.number("nvmlDeviceGetPcieThroughput", counter) / 1e3  # the driver counts in kB/s
-
-
-_POWER = _Query(("power_w", "energy_j"), lambda gpu: gpu.power.read())
-"""Counted over time, so it is also read when training begins or ends."""
-_GPM = _Query(tuple(gpm.FIGURES), lambda gpu: gpu.gpm.read())
-_QUERIES = (
-    _Query(("util_pct", "mem_util_pct"), lambda gpu: readings.utilisation(gpu.device)),
-    _Query(("mem_used_gib",), lambda gpu: readings.memory_used_gib(gpu.device)),
-    _GPM,
-    _POWER,
-    _Query(("temp_c",), lambda gpu: gpu.device.number("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU")),
-    _Query(("sm_clock_mhz",), lambda gpu: gpu.device.number("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")),
-    _Query(("mem_clock_mhz",), lambda gpu: gpu.device.number("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
-    _Query(("power_limited", "heat_limited"), lambda gpu: readings.clock_limits(gpu.device)),
-    # GPM has these two as well, and costs less. The driver takes 20 ms to measure each.
-    _Query(("pcie_rx_mb_s",), lambda gpu: _pcie_mb_s(gpu, "NVML_PCIE_UTIL_RX_BYTES")),
-    _Query(("pcie_tx_mb_s",), lambda gpu: _pcie_mb_s(gpu, "NVML_PCIE_UTIL_TX_BYTES")),
-)
-
-
-def _no_longer_offered(gpu: _Gpu, refused: _Query, names: Sequence[str]) -> list[str]:
-    """Returns the figures that no other query may give."""
-    others = {name for query in gpu.queries if query is not refused for name in query.names}
-    return [name for name in names if name not in others]
+    def refuse(self, names: tuple[str, ...]) -> list[str]:
+        """Drops a query; returns the figures that no other query may give."""
+        del self.queries[names]
+        return [name for name in names if not any(name in others for others in self.queries)]
 
 
 class GpuSource(Source):
@@ -134,33 +112,28 @@ class GpuSource(Source):
         """
         values: dict[str, float] = {}
         absent: defaultdict[str, list[str]] = defaultdict(list)
-        for query in list(gpu.queries):
-            is_due = query is _POWER if edge else slow or not query.is_slow
-            if not (is_due or gpu.is_new) or values.keys() >= set(query.names):
+        for names, ask in list(gpu.queries.items()):
+            is_due = names == _POWER if edge else slow or not SLOW_METRICS.issuperset(names)
+            if not (is_due or gpu.is_new) or values.keys() >= set(names):
                 continue
             try:
-                answer = query.ask(gpu)
+                answer = ask()
             except NvmlError as error:
                 if error.is_lost:
                     raise
-                if error.is_absent and error.code != NO_DATA and query not in gpu.answered:
-                    gpu.queries.remove(query)
-                    absent[error.reason] += _no_longer_offered(gpu, query, query.names)
+                if error.is_absent and error.code != NO_DATA and names not in gpu.answered:
+                    absent[error.reason] += gpu.refuse(names)
                 elif error.code != NO_DATA and not gpu.has_failed:
                     gpu.has_failed = True
                     message = f"{error}. Where a call fails its figure is missing."
                     self._event("telemetry_trouble", gpu.index, trouble="errors", message=message)
                 continue
-            found = {query.names[0]: answer} if isinstance(answer, float) else answer
-            if query is _GPM and query not in gpu.answered:  # it may lack some of its figures
-                lacking = [name for name in query.names if name not in found]
-                absent[NvmlError("", NOT_SUPPORTED).reason] += _no_longer_offered(gpu, query, lacking)
-            gpu.answered.add(query)
-            values = {**found, **values}
+            gpu.answered.add(names)
+            values = {**({names[0]: answer} if isinstance(answer, float) else answer), **values}
         gpu.is_new = False
-        for reason, names in absent.items():
-            if names:
-                self._event("metric_absent", gpu.index, metrics=names, reason=reason)
+        for reason, missing in absent.items():
+            if missing:
+                self._event("metric_absent", gpu.index, metrics=missing, reason=reason)
         return values
 
     def _lose(self, index: int, error: NvmlError) -> None:

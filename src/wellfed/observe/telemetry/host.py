@@ -34,19 +34,19 @@ class _Machine(NamedTuple):
     iowait: float | None
     """Idle for a disk; None if the system does not count it."""
 
-    @classmethod
-    def of(cls, times: Any) -> _Machine:
-        """Returns the sums of psutil's ``cpu_times()``."""
-        seconds = times._asdict()
-        busy_s = sum(seconds.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-        # Time of virtual machines is already part of user time.
-        total_s = sum(each for name, each in seconds.items() if not name.startswith("guest"))
-        return cls(busy_s, total_s, seconds.get("iowait"))
+
+def _machine_of(times: Any) -> _Machine:
+    """Returns the sums of psutil's ``cpu_times()``."""
+    seconds = times._asdict()
+    busy_s = sum(seconds.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    # Time of virtual machines is already part of user time.
+    total_s = sum(each for name, each in seconds.items() if not name.startswith("guest"))
+    return _Machine(busy_s, total_s, seconds.get("iowait"))
 
 
 def cpu_seconds() -> tuple[float, float | None]:
     """Returns the busy seconds of all CPUs of the machine since it started, and those idle for a disk if counted."""
-    found = _Machine.of(psutil.cpu_times())
+    found = _machine_of(psutil.cpu_times())
     return found.busy, found.iowait
 
 
@@ -55,12 +55,18 @@ def spent_cpu_s() -> float:
 
     Other ranks that Lightning has started from here are children too. They count their own.
     """
-    found: list[Any] = [os.times()]
-    for pid in _started():
+    spent_s = 0.0
+    for pid in (os.getpid(), *_started()):
         with suppress(psutil.Error):
-            found.append(psutil.Process(pid).cpu_times())
+            spent_s += _cpu_s(psutil.Process(pid))
+    return spent_s
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Returns the CPU seconds of a process and its ended children."""
+    times = process.cpu_times()
     names = ("user", "system", "children_user", "children_system")
-    return sum(getattr(times, name, 0.0) for times in found for name in names)
+    return sum(getattr(times, name, 0.0) for name in names)
 
 
 def peak_rss_bytes() -> float:
@@ -73,28 +79,6 @@ def peak_rss_bytes() -> float:
     return float(peak if sys.platform == "darwin" else peak * 1024)  # macOS counts in bytes
 
 
-def _usage(process: psutil.Process) -> tuple[float, int]:
-    """Returns the CPU seconds of a process and its ended children, and its resident bytes.
-
-    On Linux all are in one file, which is read in a quarter of the time that psutil takes for its two.
-    """
-    if _PAGE_BYTES is not None and type(process) is psutil.Process:
-        descriptor = os.open(f"/proc/{process.pid}/stat", os.O_RDONLY)  # a file object makes twice the calls
-        try:
-            fields = os.read(descriptor, 4096).rpartition(b")")[2].split()  # a name may have spaces
-        finally:
-            os.close(descriptor)
-        return sum(map(int, fields[11:15])) / _TICKS, int(fields[21]) * _PAGE_BYTES  # proc(5), from field 3 on
-    with process.oneshot():
-        times = process.cpu_times()
-        ended_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-        return times.user + times.system + ended_s, process.memory_info().rss
-
-
-_PAGE_BYTES: int | None = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else None
-"""Bytes of a page, the unit of memory in /proc/<pid>/stat; None = no Linux."""
-_TICKS: int = os.sysconf("SC_CLK_TCK") if sys.platform == "linux" else 1
-"""Ticks in a second, the unit of CPU time there."""
 _FUTEX = {"x86_64": b"202", "aarch64": b"98"}.get(platform.machine()) if sys.platform == "linux" else None
 """Number of the system call in which a thread waits for a lock; None = unknown."""
 _PRIVATE = 128
@@ -167,11 +151,9 @@ class HostSource(Source):
         self._find_children(now_s)
         cpu_s, rss_bytes = {}, 0
         for process in (self._own, *self._children):
-            try:
-                cpu_s[process.pid], held_bytes = _usage(process)
-            except (psutil.Error, OSError):  # ended, or is not ours to look at
-                continue
-            rss_bytes += held_bytes
+            with suppress(psutil.Error), process.oneshot():  # ended, or is not ours to look at
+                cpu_s[process.pid] = _cpu_s(process)
+                rss_bytes += process.memory_info().rss
         if not cpu_s:
             return []
         available = {"ram_available_gib": available_gib(cgroup_limits())} if slow else {}
@@ -200,7 +182,7 @@ class HostSource(Source):
         before = self._before
         if before is not None and now_s - before[0] < SHORTEST_S:
             return {}
-        self._before = (now_s, cpu_s, machine := _Machine.of(self._machine()))
+        self._before = (now_s, cpu_s, machine := _machine_of(self._machine()))
         if before is None:
             return {}
         then_s, then_cpu_s, then = before
