@@ -14,15 +14,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.faults.target_faults import (
-    KEYS,
-    PARTIAL,
-    TARGET,
-    about_text,
-    import_fault,
-    is_number,
-    line_of,
-)
+from wellfed.config.faults.target_faults import KEYS, PARTIAL, TARGET, about_text, import_fault, is_number, line_of
 from wellfed.errors import ConfigError, WellfedError, first_line
 from wellfed.extras import absent_package
 
@@ -62,9 +54,8 @@ def _explained(node: Any, where: str, error: Exception) -> BaseException:
     cause: BaseException = error
     while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
         cause = cause.__cause__
-    if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
-        return ConfigError([import_fault(where, target, cause)])
-    if isinstance(cause, ModuleNotFoundError) and absent_package(cause) is not None:
+    is_missing = isinstance(cause, ModuleNotFoundError) and absent_package(cause) is not None
+    if is_missing or (isinstance(error, InstantiationException) and str(error).startswith("Error locating target")):
         return ConfigError([import_fault(where, target, cause)])
     is_about_plain = "OmegaConf config object" in str(cause) or (
         isinstance(cause, AttributeError) and re.search(r"'(dict|list)' object has no attribute", str(cause))

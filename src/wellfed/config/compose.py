@@ -148,11 +148,8 @@ class Composed(Generic[C]):
                 text = text.replace(typed, hidden)
             return text
 
-        trees = {
-            "config": masked(self._unresolved),
-            "hydra": masked({"hydra": self._hydra}),
-            "overrides": [*self.overrides],
-        }
+        hydra = masked({"hydra": self._hydra})
+        trees = {"config": masked(self._unresolved), "hydra": hydra, "overrides": [*self.overrides]}
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(map_texts(tree, without_secrets)), encoding="utf-8")
 
@@ -232,11 +229,8 @@ def unchecked_values(overrides: Sequence[str], flags: Sequence[str] = ()) -> dic
     args = read_flags(flags)
     raw = compose_raw(open_hydra(**folders_of(args)), args.config_name or "train", [*args.overrides, *overrides])
     with job_of(raw) as job:
-        try:
-            values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
-        except OmegaConfBaseException:  # some values are still missing
-            values = OmegaConf.to_container(job, enum_to_str=True)
-    return dict(values)
+        is_complete = not OmegaConf.missing_keys(job)
+        return dict(OmegaConf.to_container(job, resolve=is_complete, enum_to_str=True))  # type: ignore[arg-type]
 
 
 def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
@@ -305,17 +299,6 @@ def _make_absolute(job: DictConfig, folder: str) -> None:
                 OmegaConf.update(job, name, os.path.join(folder, value))
 
 
-class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
-    pass
-
-
-# Quotes texts that look like a number or a boolean.
-_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
-
-
 def to_yaml(tree: Any) -> str:
-    """Returns plain values as yaml that OmegaConf reads back. Uses libyaml if installed; mappings keep their order."""
-    try:
-        return str(yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False))
-    except UnicodeEncodeError:  # libyaml can't write a name that is not UTF-8
-        return OmegaConf.to_yaml(OmegaConf.create(tree))
+    """Returns plain values as yaml that OmegaConf reads back. Mappings keep their order."""
+    return str(yaml.dump(tree, Dumper=get_omega_conf_dumper(), allow_unicode=True, sort_keys=False))

@@ -44,13 +44,11 @@ class Range:
 
     def holds(self, value: float) -> bool:
         """Returns whether ``value`` is a number within; NaN and infinity never are."""
+        lowest, highest = -math.inf if self.at_least is None else self.at_least, self.at_most or math.inf
         return (
             isinstance(value, (int, float))
-            and math.isfinite(value)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
+            and lowest <= value <= highest
+            and (-math.inf if self.above is None else self.above) < value < (self.below or math.inf)
         )
 
     def legal_value(self, like: float) -> str:
@@ -123,10 +121,8 @@ class Knob:
             return "one of " + ", ".join(one.name for one in self.type)
         if get_origin(self.type) is list:
             (inner,) = get_args(self.type)
-            names = ", ".join(
-                (one.name for one in inner) if isinstance(inner, type) and issubclass(inner, Enum) else ()
-            )
-            return "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
+            names = {int: "whole numbers", str: "texts"}
+            return f"a list [..] of {names.get(inner) or ', '.join(one.name for one in inner)}"
         if self.is_group:
             return "a group of knobs (" + ", ".join(entry.name for entry in fields(self.type)) + ")"
         return _WORDS.get(self.type, "any value")

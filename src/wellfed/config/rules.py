@@ -45,27 +45,23 @@ def rule_faults(config: Any) -> list[Fault]:
 
 def value_faults(config: Any) -> Iterator[Fault]:
     """Yields a fault for each number out of range, also inside lists, and each empty text."""
-    schema_type: type = config.__class__
-    for knob in entries(schema_type).values():
+    for knob in entries(config.__class__).values():
         value, allowed = attrgetter(knob.name)(config), knob.range
         if isinstance(value, str) and not value.strip():
             default = f"<value>: {knob.text}" if knob.default == MISSING else knob.default
             way_out = "null" if knob.is_optional else default
             yield Fault(f"{knob.name}=", "must not be empty.", f"Set {knob.name}={way_out}.")
-        if allowed is None or value is None:
-            continue
-        wrong = [number for number in (value if isinstance(value, list) else [value]) if not allowed.holds(number)]
-        if not wrong:
+        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        if allowed is None or not (wrong := [number for number in numbers if not allowed.holds(number)]):
             continue
         legal: Any = allowed.legal_value(wrong[0])
         if isinstance(value, list):  # other entries are not changed: each may name a sample
             legal = [number for number in value if allowed.holds(number)] or knob.default
-        shown = "null" if legal is None else _shown(legal)
-        yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={shown}.")
+        yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={_shown(legal)}.")
 
 
 def _shown(value: Any) -> str:
-    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+    return str(value).replace(" ", "")
 
 
 def workers(config: RunConfig) -> Iterator[Fault]:
@@ -101,11 +97,11 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
     if effective is None or min(effective, world, 1 if micro is None else micro) < 1:
         return  # checked again with the DataLoader's batch size; the ranges report 0
     if effective < world:
-        yield Fault(
-            f"workload.effective_batch_size={effective}",
-            f"is less than one sample for each of {trainer.ranks}.",
-            f"Set {trainer.with_ranks(effective)}; a larger workload.effective_batch_size changes what is learned.",
+        problem = f"is less than one sample for each of {trainer.ranks}."
+        way_out = (
+            f"Set {trainer.with_ranks(effective)}; a larger workload.effective_batch_size changes what is learned."
         )
+        yield Fault(f"workload.effective_batch_size={effective}", problem, way_out)
         return
     share = largest_share(effective, world)
     of_what = f"the {share} samples of a device (workload.effective_batch_size={effective}, {trainer.ranks})"
@@ -123,36 +119,29 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 def length(config: RunConfig) -> Iterator[Fault]:
     """Checks that a run has an end, which a falling learning rate needs."""
-    trainer = config.trainer
-    if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
+    trainer, name = config.trainer, config.workload.schedule.name
+    has_last_step = trainer.max_epochs is not None or trainer.max_steps is not None
+    if not has_last_step and trainer.max_time_s is None:
         problem = "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too."
         yield Fault("trainer.max_epochs=null", problem, "Set trainer.max_epochs=10.")
-        return
-    name = config.workload.schedule.name
-    if name is not ScheduleName.constant and trainer.max_epochs is trainer.max_steps is None:
-        yield Fault(
-            f"workload.schedule.name={name}",
-            "needs the number of the last step, and trainer.max_time_s alone does not give it.",
-            "Set trainer.max_steps=1000 or trainer.max_epochs=10, or workload.schedule.name=constant.",
-        )
+    elif not has_last_step and name is not ScheduleName.constant:
+        problem = "needs the number of the last step, and trainer.max_time_s alone does not give it."
+        way_out = "Set trainer.max_steps=1000 or trainer.max_epochs=10, or workload.schedule.name=constant."
+        yield Fault(f"workload.schedule.name={name}", problem, way_out)
 
 
 def schedule(config: RunConfig) -> Iterator[Fault]:
     """Checks that a schedule is given either by its name or by a `_target_`."""
-    chosen = config.workload.schedule
+    chosen, by_default = config.workload.schedule, ScheduleConfig()
     target = (chosen.target or {}).get("_target_")
-    if target is None:
-        for knob in ("interval", "monitor"):
-            if (value := getattr(chosen, knob)) is not None:
-                problem = "is about a scheduler that workload.schedule._target_ names, and it names none."
-                yield Fault(f"workload.schedule.{knob}={value}", problem, f"Set workload.schedule.{knob}=null.")
-        return
-    with_name = ScheduleConfig()
-    for knob in ("name", "warmup_steps", "min_lr_frac"):
-        value, without = getattr(chosen, knob), getattr(with_name, knob)
-        if value != without:
-            problem = f"has no effect beside workload.schedule._target_={target}."
-            yield Fault(f"workload.schedule.{knob}={value}", problem, f"Set workload.schedule.{knob}={without}.")
+    knobs = ("interval", "monitor") if target is None else ("name", "warmup_steps", "min_lr_frac")
+    problem = "is about a scheduler that workload.schedule._target_ names, and it names none."
+    if target is not None:
+        problem = f"has no effect beside workload.schedule._target_={target}."
+    for knob in knobs:
+        if (value := getattr(chosen, knob)) != (without := getattr(by_default, knob)):
+            where, way_out = f"workload.schedule.{knob}", "null" if without is None else without
+            yield Fault(f"{where}={value}", problem, f"Set {where}={way_out}.")
     if str(target).endswith("ReduceLROnPlateau") and chosen.monitor is None:
         problem = f"{target} goes by a figure, and none is named."
         yield Fault("workload.schedule.monitor=null", problem, "Set workload.schedule.monitor=val/loss.")

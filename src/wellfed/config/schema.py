@@ -275,12 +275,9 @@ class TrainerConfig:
         return devices if self.num_nodes == 1 else f"trainer.num_nodes={self.num_nodes} x {devices}"
 
     def with_ranks(self, most: int) -> str:
-        """Returns overrides for at most ``most`` ranks, fewer than there are; with fewer machines if that is enough."""
-        nodes = min(self.num_nodes, most)
-        if (fewer := most // self.devices) * self.devices >= most // nodes * nodes:
-            return f"trainer.num_nodes={fewer}"
-        devices = f"trainer.devices={most // nodes}"
-        return devices if nodes == self.num_nodes else f"trainer.num_nodes={nodes} {devices}"
+        """Returns overrides for at most ``most`` ranks, on one machine."""
+        devices = f"trainer.devices={min(most, self.devices)}"
+        return devices if self.num_nodes == 1 else f"trainer.num_nodes=1 {devices}"
 
 
 @dataclass

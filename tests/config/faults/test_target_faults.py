@@ -41,7 +41,12 @@ def data(**entries):
             "there is no package torchx.",
             "",
         ),
-        ({"workload.data": {"_target_": "torch"}}, "workload.data._target_=torch", "it is a module.", ""),
+        (
+            {"workload.data": {"_target_": "torch"}},
+            "workload.data._target_=torch",
+            "is no class or function, but a module.",
+            "",
+        ),
         (
             data(notes={"deep": [{"_target_": "no_package.f"}]}),
             "workload.data.notes.deep[0]._target_=no_package.f",

@@ -74,12 +74,10 @@ _OF_LIGHTNING = (
     *("min_epochs", "min_steps", "check_val_every_n_epoch", "sync_batchnorm"),
 )
 """Arguments of Lightning's Trainer that ``trainer.lightning`` hands through."""
+_OF_PARTS = "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests."
 ABSENT: Mapping[str, str] = {
     **{name: f"With a LightningModule, set trainer.lightning.{name}=<value>." for name in _OF_LIGHTNING},
-    "train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
-    "test": "A run trains, validates and tests, the last if there is a test split.",
-    "do_train": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
-    "do_eval": "A run trains, validates and tests. src/evaluate.py checkpoint=<file> only tests.",
+    **dict.fromkeys(("train", "test", "do_train", "do_eval"), _OF_PARTS),
     "tags": "Set logger.tags=[<tag>,...]; logger.group=<name> groups runs.",
     "enable_progress_bar": "A bar is drawn on a terminal; without one there is a line a minute.",
 }

@@ -19,6 +19,7 @@ _GROUPS_LEFT_OUT = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
 """Groups whose choice is not written; the settings of the first two are written as values."""
 _KNOBS_LEFT_OUT = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs of a single run, which are not written."""
+_ABSENT = object()
 
 
 def free_path(name: str, *, replaces: bool, flag: str = "--write", flags: Sequence[str] = ()) -> Path:
@@ -61,9 +62,7 @@ def write_experiment(
     values = {
         dotted: Value(value, "as given")
         for dotted, value in leaves(composed.resolved)
-        if dotted.split(".")[0] not in _KNOBS_LEFT_OUT
-        and value != SECRET_SHOWN
-        and not (dotted in unchanged and unchanged[dotted] == value)
+        if dotted.split(".")[0] not in _KNOBS_LEFT_OUT and value not in (SECRET_SHOWN, unchanged.get(dotted, _ABSENT))
     }
     tree = filled_in({}, values | dict(planned))
     defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]

@@ -50,11 +50,11 @@ def page(config_dir: Path | None = None) -> str:
         parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
         if group not in PROJECT_GROUPS and (folder / group).is_dir():
             parts.append(_options(folder / group))
-    parts += ["## callbacks", _CALLBACKS, _options(folder / "callbacks")]
-    parts += ["## debug", _DEBUG, _options(folder / "debug"), "## python src/tune.py", _TUNE]
-    parts.append(_table(entry for name, entry in entries(TuneRunConfig).items() if name.startswith("tune.")))
-    parts.append("## python src/evaluate.py")
-    parts.append(_table(entry for entry in entries(EvaluateConfig).values() if not entry.is_group))
+    tuned = (entry for name, entry in entries(TuneRunConfig).items() if name.startswith("tune."))
+    evaluated = (entry for entry in entries(EvaluateConfig).values() if not entry.is_group)
+    parts += ["## callbacks", _CALLBACKS, _options(folder / "callbacks"), "## debug", _DEBUG]
+    parts += [_options(folder / "debug"), "## python src/tune.py", _TUNE, _table(tuned)]
+    parts += ["## python src/evaluate.py", _table(evaluated)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -39,9 +39,8 @@ def in_ascii(text: str) -> str:
 def check_name(name: str, flag: str) -> None:
     """Refuses names that Hydra or yaml would read as something else; ``flag`` is ``--name`` or ``tune.name=``."""
     if not _NAME.fullmatch(name) or is_read_as_value(name):
-        rule = "letters, digits, '_' and '-', not first a digit, no word of yaml."
+        problem = "becomes the name of a file: letters, digits, '_' and '-', not first a digit, no word of yaml."
         way_out = f"Write {typed(flag, 'my_' + (in_ascii(name) or 'plan'))}."
-        problem = f"becomes the name of a file and an option: {rule}"
         raise ConfigError.of(typed(flag, name), problem, way_out)
 
 

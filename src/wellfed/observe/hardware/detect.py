@@ -70,6 +70,8 @@ def machine(
                 f"NVML: {nvml_problem}. Memory is torch's; utilisation, power and clocks are absent. In a container, "
                 "NVIDIA_DRIVER_CAPABILITIES=compute,utility passes NVML through."
             )
+    versions = {"python": platform.python_version(), "wellfed": __version__, **installed_versions()}
+    versions |= {"driver": cards.driver or "", "cuda": (torch_cuda and torch_cuda.cuda) or ""}
     limits = cgroup_limits(root)
     shm_all_gib, shm_free_gib = shm_gib(root)
     return MachineFacts(
@@ -85,7 +87,7 @@ def machine(
         nvml_failed=nvml_error is not None and nvml_error.code != NO_LIBRARY,
         torch_problem=None if torch_cuda is None else torch_cuda.problem,
         warnings=tuple(warnings),
-        versions=_versions(cards.driver, torch_cuda),
+        versions={name: version for name, version in versions.items() if version},
         host=platform.node(),
         os=platform.platform(),
     )
@@ -115,20 +117,15 @@ def ask_nvml(session: NvmlSession) -> tuple[Devices, NvmlError | None]:
 
 def _merged(cards: tuple[GpuFacts, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
     """Returns torch's devices with NVML's facts added, or NVML's cards if torch has none."""
-    if torch is None or not torch.devices:
-        return tuple(map(_without_own, cards))
-    by_index = {card.index: _without_own(card) for card in cards}
+    others = [replace(card, holders=tuple(one for one in card.holders if one.pid != os.getpid())) for card in cards]
+    by_index = {card.index: card for card in others}
     found = []
-    for gpu in torch.devices:
+    for gpu in torch.devices if torch is not None else ():
         card = by_index.get(gpu.index, gpu)
         free_gib = None if card.free_gib is None else _least(card.free_gib, gpu.memory_gib)
         known = replace(card, name=gpu.name, memory_gib=gpu.memory_gib, capability=gpu.capability, free_gib=free_gib)
         found.append(replace(known, is_simulated=gpu.name.startswith(SIMULATED)))
-    return tuple(found)
-
-
-def _without_own(card: GpuFacts) -> GpuFacts:
-    return replace(card, holders=tuple(one for one in card.holders if one.pid != os.getpid()))
+    return tuple(found or others)
 
 
 def shm_gib(root: Path = Path("/")) -> tuple[float, float] | tuple[None, None]:
@@ -149,15 +146,6 @@ def _cpu_name(root: Path) -> str:
     # ARM kernels write no model name.
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
-
-
-def _versions(driver: str | None, torch: TorchCuda | None) -> dict[str, str]:
-    versions = {"python": platform.python_version(), "wellfed": __version__, **installed_versions()}
-    if driver:
-        versions["driver"] = driver
-    if torch is not None and torch.cuda:
-        versions["cuda"] = torch.cuda
-    return versions
 
 
 @cache

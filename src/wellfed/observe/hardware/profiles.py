@@ -89,13 +89,19 @@ def resolve_budget(
         return Budget(None, "cpu", False, "gpu=cpu: training on the CPU", warnings)
     named = PROFILES.get(profile_name)
     wanted_gib = memory_gib if memory_gib is not None else named.budget_gib if named else None
+    source = f"gpu={profile_name}"
+    if wanted_gib is not None and not (named and wanted_gib == named.budget_gib):
+        source = f"gpu.memory_gib={wanted_gib:g}"
     cards = facts.training_gpus[: max(1, num_devices)]
     if not cards:
-        return _without_gpu(profile_name, wanted_gib, facts)
+        return _without_gpu(profile_name, source, wanted_gib, facts)
     card = min(cards, key=_available_gib)
+    has_gib, own = _available_gib(card), pick_profile(_size_gib(card)).name
     if wanted_gib is None:
-        return _whole_card(profile_name, enforce, card)
-    return _named_budget(profile_name, wanted_gib, enforce, card)
+        by = f"other processes: {card.held_by()}" if card.holders else "other processes"
+        because = f"{BUDGET_FRAC} x ({_size_gib(card):.1f} GiB of {card.name} - {card.others_gib:.1f} held by {by})"
+        return Budget(BUDGET_FRAC * has_gib, own, bool(enforce), because)
+    return _named_budget(profile_name if named else own, source, wanted_gib, enforce, card)
 
 
 def lacks_tensor_cores(name: str) -> bool:
@@ -119,26 +125,22 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
     capability = None if device is None else _capability(device)
     if device is not None and capability is not None:
         where = f"{where} (capability {device.capability})"
+    has_bf16 = capability is not None and capability >= (8,)
     if asked == "auto":
-        if capability is not None and capability >= (8,):
+        if has_bf16:
             return PrecisionChoice("bf16-mixed", f"{where}: bf16 from capability 8.0")
         if device is not None and lacks_tensor_cores(device.name):
             return PrecisionChoice("32-true", f"{where}: no tensor cores")
         if capability is not None and capability >= (7,):
             return PrecisionChoice("16-mixed", f"{where}: fp16 tensor cores, no bf16 below 8.0")
         return PrecisionChoice("32-true", f"{where}: no faster precision that auto would choose")
+    problem, other = "", "bf16-mixed"
     if asked == "16-mixed" and device is None:
-        return Fault(
-            "gpu.precision",
-            "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU.",
-            "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
-        )
-    if asked.startswith("bf16") and capability is not None and capability < (8,):
-        return Fault(
-            "gpu.precision",
-            f"{asked} needs capability 8.0 or later, and this card is {where}.",
-            "Set gpu.precision=auto or gpu.precision=16-mixed.",
-        )
+        problem = "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU."
+    elif asked.startswith("bf16") and capability is not None and not has_bf16:
+        problem, other = f"{asked} needs capability 8.0 or later, and this card is {where}.", "16-mixed"
+    if problem:
+        return Fault("gpu.precision", problem, f"Set gpu.precision=auto or gpu.precision={other}.")
     return PrecisionChoice(asked, f"gpu.precision={asked} was set; {where} can do it")
 
 
@@ -168,14 +170,7 @@ def with_cards(
     return replace(facts, gpus=cards, torch_problem=None, warnings=()), f"Planned for {times}{what}; {there}."
 
 
-def _source(profile_name: str, budget_gib: float) -> str:
-    """Returns the override that named a budget."""
-    named = PROFILES.get(profile_name)
-    is_profiles_own = named is not None and budget_gib == named.budget_gib
-    return f"gpu={profile_name}" if is_profiles_own else f"gpu.memory_gib={budget_gib:g}"
-
-
-def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFacts) -> Budget:
+def _without_gpu(profile_name: str, source: str, wanted_gib: float | None, facts: MachineFacts) -> Budget:
     """Returns a budget without a usable card. A named budget is planned with but not enforced."""
     why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
     if facts.gpus:
@@ -183,7 +178,6 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
     if wanted_gib is None:  # warn only about a card that can't be used
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
         return Budget(None, "cpu", False, why, (idle,) if facts.gpus else ())
-    source = _source(profile_name, wanted_gib)
     auto = "" if profile_name == "auto" else "gpu=auto picks the cpu profile; "
     warning = (
         f"{source}: {why}; training on the CPU, the budget of {wanted_gib:g} GiB is not enforced. "
@@ -193,46 +187,33 @@ def _without_gpu(profile_name: str, wanted_gib: float | None, facts: MachineFact
     return Budget(wanted_gib, profile, False, f"{source}: planned for that card; {why}", (warning,))
 
 
-def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
-    """Returns the budget for gpu=auto: the card's memory minus that of other processes."""
-    if card.memory_gib is None:
-        smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read; planned as the smallest profile"
-        warning = f"gpu={profile_name}: {why}. Set gpu.memory_gib to what a run may use."
-        return Budget(smallest.budget_gib, smallest.name, bool(enforce), why, (warning,))
-    who = f"other processes: {card.held_by()}" if card.holders else "other processes"
-    because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
-    profile = pick_profile(card.memory_gib).name
-    return Budget(BUDGET_FRAC * _available_gib(card), profile, bool(enforce), because)
-
-
-def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
+def _named_budget(profile: str, source: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
     """Returns a budget that the user named, by profile or by gpu.memory_gib."""
-    source, has_gib = _source(profile_name, wanted_gib), _available_gib(card)
+    has_gib, own = _available_gib(card), pick_profile(_size_gib(card)).name
     fits = wanted_gib <= has_gib
-    budget_gib = wanted_gib if fits else BUDGET_FRAC * has_gib
     cap = enforce if enforce is not None else fits
-    own = profile_name if card.memory_gib is None else pick_profile(card.memory_gib).name
-    profile = profile_name if profile_name in PROFILES else own
     shown = card.describe() + (f", whose profile is {own}" if profile != own else "")
     if card.others_gib >= 0.05:
         shown += f", of which other processes hold {card.others_gib:.1f}: {card.held_by()}"
-    warning = ""
     if not fits:
-        warning = (
-            f"{source}: this card is {shown}; planning for the {budget_gib:.1f} GiB it has instead of {wanted_gib:g}. "
-            "gpu=auto sizes the run to the card."
-        )
-    elif profile != own:
-        capped = "capping the allocator" if cap else "not capping the allocator (gpu.enforce=false)"
-        warning = f"gpu={profile_name}: this card is {shown}; planning for {budget_gib:g} GiB and {capped}."
-    because = f"{source} on {card.describe()}" if fits else f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
-    return Budget(budget_gib, profile, cap, because, (warning,) if warning else ())
+        budget_gib, because = BUDGET_FRAC * has_gib, f"{BUDGET_FRAC} x {has_gib:.1f} GiB that {card.name} has"
+        planned = f"planning for the {budget_gib:.1f} GiB it has instead of {wanted_gib:g}"
+        warning = f"{source}: this card is {shown}; {planned}. gpu=auto sizes the run to the card."
+        return Budget(budget_gib, profile, cap, because, (warning,))
+    capped = "capping the allocator" if cap else "not capping the allocator (gpu.enforce=false)"
+    warning = f"gpu={profile}: this card is {shown}; planning for {wanted_gib:g} GiB and {capped}."
+    return Budget(wanted_gib, profile, cap, f"{source} on {card.describe()}", (warning,) if profile != own else ())
 
 
 def _capability(card: GpuFacts) -> tuple[int, ...] | None:
     return None if card.capability is None else tuple(int(number) for number in card.capability.split("."))
 
 
+def _size_gib(card: GpuFacts) -> float:
+    """Returns the card's memory; as the smallest profile has it if the card does not report it."""
+    return PROFILES["8gb"].nominal_gib if card.memory_gib is None else card.memory_gib
+
+
 def _available_gib(card: GpuFacts) -> float:
-    """Returns the memory this process could have; infinite if the card does not report it."""
-    return float("inf") if card.memory_gib is None else card.memory_gib - card.others_gib
+    """Returns the memory that this process could have."""
+    return _size_gib(card) - card.others_gib

@@ -55,7 +55,7 @@ def torch_cuda() -> TorchCuda:
     devices = tuple(
         GpuFacts(
             index,
-            uuid=None if getattr(each, "uuid", None) is None else str(each.uuid),
+            uuid=None if (uuid := getattr(each, "uuid", None)) is None else str(uuid),
             name=each.name,
             memory_gib=gib(each.total_memory),
             capability=f"{each.major}.{each.minor}",

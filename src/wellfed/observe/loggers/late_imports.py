@@ -19,8 +19,14 @@ from typing import Any
 
 import numpy
 
-_PLOT = "torchmetrics.utilities.plot"
-"""Submodule that imports matplotlib, which `Metric.plot` alone needs."""
+
+def _not_run(name: str) -> tuple[ModuleType, Loader] | None:
+    """Returns a package whose file has not run, as imported, and what runs it; None if it is imported or absent."""
+    spec = None if name in sys.modules else find_spec(name)
+    if spec is None or spec.loader is None:
+        return None
+    package = sys.modules[name] = module_from_spec(spec)
+    return package, spec.loader
 
 
 def defer_torchmetrics() -> None:
@@ -30,12 +36,10 @@ def defer_torchmetrics() -> None:
     time. It runs in its own module (PEP 562), so torchmetrics is complete for all who use it. Does nothing if
     torchmetrics is imported already, or if its files are laid out in another way.
     """
-    spec = None if "torchmetrics" in sys.modules else find_spec("torchmetrics")
-    if spec is None or (loader := spec.loader) is None:
+    if (found := _not_run("torchmetrics")) is None:
         return
-    package = sys.modules["torchmetrics"] = module_from_spec(spec)
+    package, loader = found
     package._logger = logging.getLogger("torchmetrics")  # type: ignore[attr-defined]
-    sys.modules[_PLOT] = _without_matplotlib()
     try:
         package.__version__ = import_module("torchmetrics.__about__").__version__  # type: ignore[attr-defined]
         import_module("torchmetrics.utilities")  # metric.py can't be imported before it
@@ -46,20 +50,7 @@ def defer_torchmetrics() -> None:
             del sys.modules[name]
         return
     numpy.Inf = numpy.inf  # type: ignore[attr-defined]  # that file sets it, and users' code may count on it
-    del sys.modules[_PLOT]  # the first who needs it imports the real one
     package.__getattr__ = _Completion(package, loader)  # type: ignore[method-assign]
-
-
-def _without_matplotlib() -> ModuleType:
-    """Returns a substitute for `_PLOT` with its types as without matplotlib, whose function calls the real one."""
-
-    def plot_single_or_multi_val(*arguments: Any, **named: Any) -> Any:
-        return import_module("torchmetrics.utilities.plot").plot_single_or_multi_val(*arguments, **named)
-
-    substitute = ModuleType(_PLOT)
-    types = {"_AX_TYPE": object, "_PLOT_OUT_TYPE": tuple[object, object]}
-    vars(substitute).update(types, plot_single_or_multi_val=plot_single_or_multi_val)
-    return substitute
 
 
 class _Completion:
@@ -68,7 +59,7 @@ class _Completion:
     def __init__(self, package: ModuleType, loader: Loader, done: Callable[[], None] = lambda: None) -> None:
         """``done``: called once the file has run."""
         self._package, self._loader, self._done = package, loader, done
-        self._is_running, self._turn = False, threading.RLock()
+        self._has_begun, self._turn = False, threading.RLock()
 
     def __call__(self, name: str) -> Any:
         """Returns an attribute that the package gets from its ``__init__.py``."""
@@ -79,30 +70,23 @@ class _Completion:
             return vars(package)[name]
         raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
 
-    def complete(self) -> None:
-        """Runs ``__init__.py`` unless it has run or runs in this thread; waits for another thread that runs it."""
-        with self._turn:
-            if self.is_due and not self._is_running:
-                self._is_running = True
-                try:
-                    self._loader.exec_module(self._package)
-                finally:
-                    self._is_running = False
+    def complete(self, *, waits: bool = True) -> None:
+        """Runs ``__init__.py`` once. Waits for another thread that runs it."""
+        if not self._turn.acquire(blocking=waits):
+            return
+        try:
+            if not self._has_begun:
+                self._has_begun = True
+                self._loader.exec_module(self._package)
                 del self._package.__getattr__
                 self._done()
+        finally:
+            self._turn.release()
 
     @property
     def is_due(self) -> bool:
         """Whether the file has not run to its end."""
         return vars(self._package).get("__getattr__") is self
-
-    @property
-    def is_running_elsewhere(self) -> bool:
-        """Whether another thread runs the file."""
-        if self._turn.acquire(blocking=False):
-            self._turn.release()
-            return False
-        return True
 
 
 def defer_dynamo() -> None:
@@ -112,10 +96,9 @@ def defer_dynamo() -> None:
     Lightning need three functions of it, which do nothing while nothing is traced, and a class that they compare with.
     Does nothing if the package is imported already.
     """
-    spec = None if _DYNAMO in sys.modules else find_spec(_DYNAMO)
-    if spec is None or (loader := spec.loader) is None:
+    if (found := _not_run(_DYNAMO)) is None:
         return
-    package = sys.modules[_DYNAMO] = module_from_spec(spec)
+    package, loader = found
     late: list[tuple[Any, list[Any], Callable[[Any], Any]]] = []
 
     def make_real() -> None:
@@ -159,8 +142,8 @@ class _SubmoduleFinder(MetaPathFinder):
         self._completion = completion
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        if fullname.startswith(f"{_DYNAMO}.") and not self._completion.is_running_elsewhere:
-            self._completion.complete()
+        if fullname.startswith(f"{_DYNAMO}."):
+            self._completion.complete(waits=False)  # another thread may run it, and import this one
 
 
 class _IsCompiled(type):
