@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
@@ -130,6 +131,35 @@ def with_step_size(config: RunConfig, loaders: GuestLoaders) -> RunConfig:
         problem = f"is no multiple of {config.trainer.ranks}, and each rank's loader has equally many."
         raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, "Set a multiple, or null.")
     return config
+
+
+def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
+    """Returns the batches of an epoch that each rank trains on under Lightning's Trainer; None if unknown before.
+
+    Args:
+        loader: of training: the user's or the engine's.
+    """
+    try:
+        length = loader.steps_per_epoch if hasattr(loader, "steps_per_epoch") else len(loader)
+    except (TypeError, NotImplementedError):
+        length = None
+    if length is None:
+        return None
+    trainer = config.trainer
+    given = trainer.lightning or {}
+    if isinstance(loader, DataLoader):  # Lightning shares out what no DistributedSampler does
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        if given.get("use_distributed_sampler", True) and not isinstance(sampler, DistributedSampler):
+            length = math.ceil(length / trainer.world_size)
+    asked = (
+        trainer.limit_batches,
+        trainer.overfit_batches,
+        given.get("limit_train_batches"),
+        given.get("overfit_batches"),
+    )
+    for limit in (one for one in asked if one):
+        length = int(length * limit) if isinstance(limit, float) else min(length, limit)
+    return length
 
 
 def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: int | None, on_event: OnEvent) -> Any:

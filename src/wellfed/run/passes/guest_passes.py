@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -23,7 +22,7 @@ from wellfed.process import StopRequest
 from wellfed.ranks import largest_share
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import make_eval_loader, named_best
-from wellfed.run.objects.guests import wrapped
+from wellfed.run.objects.guests import batches_per_epoch, wrapped
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import Pruner, RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
@@ -55,8 +54,8 @@ class GuestPasses(RunPasses):
 
     def _open(self) -> None:
         config, objects, plan, books = self._config, self._objects, self._plan, self._books
-        if self._loader is None:
-            self.steps_per_epoch = self._length()
+        train = self._changed("train", self._loaders.first) if self._loader is None else self._loader
+        self.steps_per_epoch = batches_per_epoch(config, train)
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, books.journal.event)
@@ -94,15 +93,6 @@ class GuestPasses(RunPasses):
 
     def _open_loader(self) -> Any:
         return None if self._loaders.has("train") else super()._open_loader()
-
-    def _length(self) -> int | None:
-        """Returns the batches of an epoch of the user's loader on each rank, if they are known before training."""
-        try:
-            length = math.ceil(len(self._changed("train", self._loaders.first)) / self._num_ranks)
-        except TypeError:
-            return None
-        limit = self._config.trainer.limit_batches
-        return length if limit is None else min(limit, length)
 
     def evaluates(self, split: str) -> bool:
         """Returns whether there are batches for that split, and the module has a step for it."""

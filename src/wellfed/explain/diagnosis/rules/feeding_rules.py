@@ -398,6 +398,8 @@ def restarted_workers(evidence: Evidence) -> Finding | None:
         f"{show_percent(frac)} of the time at {counted(len(starts), 'start')} of {length} steps"
     )
     text += _UNUSED_FETCH if stays else "."
+    if not stays and evidence.value("loader.backend") == "own":  # the engine's workers are renewed after a change
+        text += " Workers that stay keep their copy of the dataset: what a hook changes between epochs is lost on them."
     return Finding(
         "restarted_workers",
         text,

@@ -54,7 +54,10 @@ def test_workers_that_stay_and_have_nothing_ready_make_way_for_whole_batches():
 
 
 def test_a_loader_of_the_user_s_that_no_knob_changes_is_told_in_words():
-    assert check(epochs(plan={"loader.backend": "own"})).change == ("loader.persistent_workers=true",)
+    found = check(epochs(plan={"loader.backend": "own"}))
+    assert found.change == ("loader.persistent_workers=true",)
+    assert "what a hook changes between epochs is lost on them" in found.message
+    assert "hook" not in check(epochs()).message  # workers of the engine's are started anew after a change
     found = check(epochs(plan={"loader.backend": "own"}, refused=["loader.num_workers"]))
     assert found.change == ()
     assert "persistent_workers=True" in found.advice
