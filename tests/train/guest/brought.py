@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
@@ -94,6 +95,45 @@ class NeedsTrainer(Data):
         assert self.trainer is not None
         super().setup(stage)
         self.rows = Rows(20 + self.trainer.log_every_n_steps // 50)
+
+
+class LateNeedsTrainer(Data):
+    """Needs the trainer when it has drawn, from a generator of its own and from torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def setup(self, stage: str) -> None:
+        self.rows, self.other = random_split(Rows(), [18, 4])
+        self.order = self.rng.permutation(18).tolist()
+        assert self.trainer is not None
+        self.epochs = self.trainer.max_epochs
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, sampler=self.order)
+
+
+class DrawsInHook(Data):
+    """Draws the order from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, sampler=self.rng.permutation(22).tolist())
+
+
+class Spawned(Data):
+    """Spawned workers get a method of the data module."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        return torch.utils.data.default_collate(samples)
+
+    def train_dataloader(self) -> Any:
+        more: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True}
+        return DataLoader(Rows(), 4, shuffle=True, collate_fn=self.collate, **more)
 
 
 class Workers(Data):

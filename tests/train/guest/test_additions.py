@@ -1,6 +1,5 @@
-"""`trainer.on_nan` and `gpu.compile` with a LightningModule of the user."""
+"""`trainer.on_nan=skip` with a LightningModule of the user."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from wellfed.train.guest import additions
-from wellfed.train.guest.additions import NonFinite, compile_step
-from wellfed.train.step.non_finite import NonFiniteLoss
+from wellfed.train.guest.additions import SkipsNonFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning", "ignore:.*:UserWarning")
 
@@ -33,12 +30,12 @@ class Guest(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def trained(folder: Path, third: torch.Tensor | None, action: Any) -> tuple[Guest, list[Any]]:
+def trained(folder: Path, third: torch.Tensor | None) -> tuple[Guest, list[Any]]:
     torch.manual_seed(1)
     samples = [torch.randn(4, 3) for _ in range(6)]
     samples[2] = samples[2] if third is None else third
     module, events = Guest(), list[Any]()
-    watching = NonFinite(action, every=1, on_event=lambda kind, **facts: events.append((kind, facts)))
+    watching = SkipsNonFinite(lambda kind, **facts: events.append((kind, facts)))
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -60,32 +57,8 @@ BAD = pytest.mark.parametrize(
 
 @BAD
 def test_a_step_that_is_left_out_leaves_buffers(tmp_path: Path, bad: torch.Tensor) -> None:
-    _, none = trained(tmp_path, None, "skip")
-    module, events = trained(tmp_path, bad, "skip")
+    _, none = trained(tmp_path, None)
+    module, events = trained(tmp_path, bad)
     assert (none, events) == ([], [("nan", {"step": 3, "action": "skip"})])
     assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert int(module.norm.num_batches_tracked) == 5
-
-
-@BAD
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, bad: torch.Tensor) -> None:
-    with pytest.raises(NonFiniteLoss, match="not a finite number in step [34]"):
-        trained(tmp_path, bad, "raise")
-
-
-class Adds(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.added = 1
-
-    def training_step(self, batch: int) -> int:
-        return batch + self.added
-
-
-def test_a_copy_of_a_compiled_module_runs_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(additions, "Compiled", lambda step, *_: step)  # torch.compile takes seconds
-    module = Adds()
-    compile_step(module, "default", pytest.fail)
-    other = copy.deepcopy(module)
-    other.added = 10
-    assert other.training_step(1) == 11

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tests.kit.guests import guest, under_lightning
 from tests.train.guest import brought
-from wellfed import LossOutput
+from wellfed import Datasets, LossOutput
 from wellfed.errors import ConfigError
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.guest.data import NoTrainerYet
@@ -174,3 +175,19 @@ def test_a_rank_knows_itself_before_there_is_a_trainer(monkeypatch: pytest.Monke
     stand_in = NoTrainerYet(num_devices=2, num_nodes=2)
     assert (stand_in.global_rank, stand_in.local_rank, stand_in.node_rank, stand_in.world_size) == (3, 1, 1, 4)
     assert not stand_in.is_global_zero
+
+
+def streams() -> Datasets:
+    return Datasets(brought.Numbers(), brought.Fixed())
+
+
+def test_streams_without_a_loader_are_read_as_under_lightning(tmp_path: Path) -> None:
+    loaders = {"train": DataLoader(brought.Numbers(), 4), "val": DataLoader(brought.Fixed(), 4)}
+    own, trainer = under_lightning(tmp_path, brought.Plateau, lambda: loaders, max_epochs=3)
+    ran = guest(
+        tmp_path / "run", f"{HERE}.Plateau", f"{__name__}.streams", "trainer.max_epochs=3", effective_batch_size=4
+    ).fit()
+    assert ran.module.seen == own.seen
+    for name, value in own.state_dict().items():
+        assert torch.equal(ran.weights[name], value), name
+    assert ran.passes.figures.latest["val/loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]))

@@ -65,14 +65,25 @@ class ReadByLightning:
 def loaders_of(config: RunConfig, owner: Any, data: Datasets | None) -> GuestLoaders:
     """Returns the user's loaders: of a LightningDataModule or LightningModule, or those in the data.
 
+    An IterableDataset gets the DataLoader that one would give it under Lightning.
+
     Args:
         owner: None if the data have all splits.
+
+    Raises:
+        ConfigError: the samples of a step are needed for an IterableDataset.
     """
     from wellfed.train.guest.data import GuestLoaders, looked_at
 
     if owner is not None:
         return looked_at(owner, config.trainer.devices, config.trainer.num_nodes)
-    given = {split: getattr(data, split) for split in SPLITS}
+    given, size = {split: getattr(data, split) for split in SPLITS}, config.workload.effective_batch_size
+    for split, one in given.items():
+        if isinstance(one, IterableDataset):
+            if size is None:
+                problem = f"is null, and {type(one).__name__} comes without a DataLoader: how many samples has a step?"
+                raise ConfigError.of("workload.effective_batch_size", problem, "Set workload.effective_batch_size=32.")
+            given[split] = DataLoader(one, size, collate_fn=getattr(data, "collate", None))
     return GuestLoaders(given={split: one for split, one in given.items() if _is_loader(one)})
 
 
@@ -83,8 +94,7 @@ def _is_loader(value: Any) -> bool:
     if isinstance(value, (list, tuple, Mapping)):
         parts = list(value.values() if isinstance(value, Mapping) else value)
         return bool(parts) and all(map(_is_loader, parts))
-    is_dataset = hasattr(value, "__getitem__") or isinstance(value, IterableDataset)
-    return hasattr(value, "__iter__") and not is_dataset
+    return hasattr(value, "__iter__") and not hasattr(value, "__getitem__")
 
 
 def without_loaders(data: Datasets | None, loaders: GuestLoaders) -> Datasets:

@@ -28,7 +28,7 @@ from wellfed.run.passes.base import Pruner, RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
 from wellfed.run.passes.plain_passes import PRECISE, IsMeasured
 from wellfed.train.guest import ceiling as alone
-from wellfed.train.guest.additions import NonFinite, compile_step
+from wellfed.train.guest.additions import SkipsNonFinite, compile_step
 from wellfed.train.guest.arguments import Settled, ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, arguments_of, changed, replaced, with_changes
@@ -161,7 +161,7 @@ class GuestPasses(RunPasses):
         books, asked, users = self._books, self._config.trainer, self._objects.callbacks
         clock = self._clock()
         watch = Watch(clock, users, stop if self._num_ranks == 1 else None)
-        place = Place(self._saved_place(checkpoint), self._loader)
+        place, is_skipping = Place(self._saved_place(checkpoint), self._loader), asked.on_nan.value == "skip"
         saves = Saves(
             self._checkpoints,
             self.figures.latest,
@@ -169,14 +169,15 @@ class GuestPasses(RunPasses):
             watch,
             place,
             by_monitor=asked.best_metric is None,
+            check_every_steps=None if is_skipping else asked.log_every_steps,
             prune=self._pruning(pruner),
         )
         steps = self._steps(clock, watch, on_start, on_save=books.journal.flush)
-        non_finite = NonFinite(asked.on_nan.value, every=asked.log_every_steps, on_event=books.journal.event)
+        skips = [SkipsNonFinite(books.journal.event)] if is_skipping else []
         with ExitStack() as until_end:
             watchers = self._watchers(console, clock, until_end)
             checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
-            first = [Settled(), *checked, place, steps, watchers, self._logged, saves.before_users(), non_finite]
+            first = [Settled(), *checked, place, steps, watchers, self._logged, saves.before_users(), *skips]
             trainer = self._trainer(first, [*users.values(), saves], watch, self._limits)
             with self._training():
                 self._fit(trainer, steps, checkpoint, place)

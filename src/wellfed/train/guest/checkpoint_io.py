@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +51,12 @@ class CheckedHooks(pl.Callback):
     """
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        _check_hooks(trainer)
-
-
-def _check_hooks(trainer: pl.Trainer) -> None:
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    users = [one for one in trainer.callbacks if not type(one).__module__.startswith(("wellfed.", "lightning."))]
-    # Under FSDP, all ranks would gather the weights.
-    weights = {} if isinstance(trainer.strategy, FSDPStrategy) else module.state_dict()
-    states: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
-    states["state_dict"] = weights
-    of_callbacks = states["callbacks"] = {}
-
-    def keep(name: str, state_dict: Callable[[], Any], into: dict[str, Any] = states) -> None:
-        into[name] = state_dict()
-
-    calls: list[tuple[Any, ...]] = [(keep, one.state_key, one.state_dict, of_callbacks) for one in users]
-    calls += [(keep, "optimizer_states", lambda: [one.state_dict() for one in trainer.optimizers])]
-    calls += [(keep, "lr_schedulers", lambda: [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs])]
-    if data is not None:
-        calls += [(keep, type(data).__qualname__, data.state_dict)]
-    calls += [*((one.on_save_checkpoint, trainer, module, states) for one in users)]
-    with generators.kept():
-        for call, *arguments in [*calls, (module.on_save_checkpoint, states)]:
+        if isinstance(trainer.strategy, FSDPStrategy):  # all ranks would gather the weights
+            return
+        content: dict[str, Any] = {}
+        with generators.kept():
             try:
-                call(*arguments)
+                content = trainer._checkpoint_connector.dump_checkpoint()
             except Exception:  # noqa: BLE001  the first checkpoint calls it again, and reports its error
                 _LOG.info("a hook for checkpoints could not be called before training", exc_info=True)
-    check(states)
+        check(content)
