@@ -114,7 +114,7 @@ def options(declared):
     return [each for part in parts for each in options(part)] if parts else [declared]
 
 
-GUEST = replace(MODEL, is_guest=True, is_lightning_module=True)
+GUEST = replace(MODEL, whole_steps=True, brings_step=True)
 BY_HAND = replace(GUEST, steps_by_hand=True)
 NORM = replace(MODEL, has_batch_norm=True)
 BLOCKS = replace(MODEL, has_blocks=True)
@@ -380,7 +380,7 @@ def test_micro_batches_cover_each_devices_share(effective, devices, nodes, micro
         assert number <= accumulate
 
 
-@pytest.mark.parametrize("guest", [{}, {"is_guest": True}, {"is_guest": True, "steps_by_hand": True}])
+@pytest.mark.parametrize("guest", [{}, {"whole_steps": True}, {"whole_steps": True, "steps_by_hand": True}])
 @pytest.mark.parametrize("has_batch_norm", [False, True])
 @pytest.mark.parametrize("has_blocks", [False, True])
 def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_blocks):

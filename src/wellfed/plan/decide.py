@@ -69,9 +69,9 @@ def plan_run(
     if faults:
         raise ConfigError(faults)
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
-    if model.is_lightning_module:
+    if model.brings_step:
         warnings += _unused_by_lightning_module(config)
-    if model.is_guest and loader.device_prefetch:
+    if model.whole_steps and loader.device_prefetch:
         loader = loader.but(device_prefetch=by_rule(0, _COPIED))
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
@@ -132,11 +132,11 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
 
 def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
     """Returns the knobs that this model or its data refuse or do not use."""
-    is_guest, own = model.is_guest, data.own_loader
+    own = data.own_loader
     refuses = {
-        "gpu.compile": is_guest and model.steps_by_hand,
-        "trainer.gradient_clip": is_guest and (model.steps_by_hand or model.has_sparse_gradients),
-        "loader.device_prefetch": is_guest,
+        "gpu.compile": model.steps_by_hand,
+        "trainer.gradient_clip": model.whole_steps and (model.steps_by_hand or model.has_sparse_gradients),
+        "loader.device_prefetch": model.whole_steps,
         "loader.num_workers": own is not None and own.is_fixed,
         "workload.effective_batch_size": own is not None and (own.is_fixed or own.has_own_batches),
     }
@@ -144,7 +144,7 @@ def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
-    if not model.is_guest:
+    if not model.whole_steps:
         return
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."

@@ -35,10 +35,10 @@ def plan_memory(
 ) -> MemorySection:
     """Returns ``memory.*`` by rules of thumb."""
     asked, per_device = config.memory, _per_device(config)
-    if model.is_guest and per_device == 0:
+    if per_device == 0:
         micro = by_rule(0, _UNKNOWN)
         accumulate = unless_set("memory.accumulate", asked.accumulate, 1, _WHOLE)
-    elif model.is_guest and asked.micro_batch is None and asked.accumulate is None:
+    elif model.whole_steps and asked.micro_batch is None and asked.accumulate is None:
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
         micro = rule_of_thumb(config, model)
@@ -169,7 +169,7 @@ def _per_device(config: RunConfig) -> int:
 
 def _why_whole(config: RunConfig, model: ModelFacts) -> str:
     """Returns why the samples of a LightningModule's step can't be split; empty if they can."""
-    if not model.is_guest:
+    if not model.whole_steps:
         return ""
     if model.steps_by_hand:
         return f"{BY_HAND}, so Lightning can't sum gradients for it"
@@ -188,7 +188,7 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
     asked, why = config.memory.on_oom, None
     if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
-    elif model.is_guest:
+    elif model.whole_steps:
         why = _why_whole(config, model) or None
         if config.trainer.world_size > 1:
             why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"

@@ -61,7 +61,7 @@ def needs_probe(plan: RunPlan) -> bool:
 
 def why_untried(plan: RunPlan, model: ModelFacts) -> str:
     """Returns why no step can run before training; empty if one can."""
-    if model.is_guest:
+    if model.whole_steps:
         return "a LightningModule runs its own step"
     if plan.trainer.world_size > 1:
         return "each rank would measure for itself, and all must take the same size"

@@ -318,9 +318,10 @@ class ModelFacts:
     has_batch_norm: bool = False
     has_blocks: bool = False
     """Whether the model has blocks that activation checkpointing can recompute."""
-    is_guest: bool = False
-    """Whether Lightning's own Trainer makes the steps."""
-    is_lightning_module: bool = False
+    whole_steps: bool = False
+    """Whether Lightning's own Trainer makes the steps, of whole batches as it reads them."""
+    brings_step: bool = False
+    """Whether it brings its own step, optimizer and metrics, as a LightningModule does."""
     steps_by_hand: bool = False
     """Whether it is a LightningModule with manual optimization."""
     has_sparse_gradients: bool = False
@@ -331,7 +332,7 @@ class ModelFacts:
     @property
     def may_split(self) -> bool:
         """Whether its steps may run in micro-batches."""
-        return not (self.has_batch_norm or self.is_guest)
+        return not (self.has_batch_norm or self.whole_steps)
 
 
 def as_set(knob: str, value: Any) -> str:

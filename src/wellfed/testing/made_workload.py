@@ -96,11 +96,6 @@ class MadeWorkload:
         with plainly(name), generators.kept(), compose(words).without_folder() as composed:
             return cls(name, Planner.start(composed, machine(torch_cuda())))
 
-    @property
-    def is_guest(self) -> bool:
-        """Whether Lightning's Trainer makes the steps."""
-        return self.planner.parts.guest is not None
-
     def fail(self, text: str) -> NoReturn:
         """Fails the test; the text begins with the name of the workload."""
         fail(f"workload={self.name}: {text}")

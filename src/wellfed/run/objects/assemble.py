@@ -1,4 +1,7 @@
-"""Builds the objects of a run in order: data, model, features, callbacks."""
+"""Builds the objects of a run in order: data, model, features, callbacks.
+
+Here alone it is decided whether Lightning's own Trainer trains a run (a guest); other files take that as a fact.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.run.objects.datasets import is_of_lightning, prepared_data, read_data, with_derived, with_loader
 from wellfed.run.objects.evaluation import make_metrics
-from wellfed.run.objects.guests import check_arguments, loaders_of, why_guest, with_step_size, without_loaders
+from wellfed.run.objects.guests import check_arguments, loaders_of, with_step_size, without_loaders
 from wellfed.run.objects.models import check_model, features_of, gives_sparse_gradients, use_own_modes
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.objects.user_callbacks import make_callbacks
@@ -43,7 +46,7 @@ def make_objects(config: RunConfig) -> RunObjects:
         Datasets(None) if given is None else given,
         model,
         None,
-        is_lightning_module=is_module,
+        brings_step=is_module,
         has_sparse_gradients=gives_sparse_gradients(model),
         given=None if owner is not None else given,
     )
@@ -59,8 +62,23 @@ def as_guest(config: RunConfig, objects: RunObjects, loaders: GuestLoaders) -> R
     """Returns the objects with data for Lightning, whose loaders it reads as they came."""
     data, model = without_loaders(objects.given, loaders), objects.model
     data = prepared_data(data, model, config.workload.effective_batch_size)
-    features = None if objects.is_lightning_module else features_of(data, model)
+    features = None if objects.brings_step else features_of(data, model)
     return replace(objects, data=data, features=features, guest=loaders)
+
+
+def _why_guest(objects: RunObjects) -> str:
+    """Returns why a run trains under Lightning's own Trainer; empty for a plain model, which the engine's loop trains.
+
+    Does not import Lightning.
+    """
+    if objects.brings_step:
+        return f"{type(objects.model).__name__} is a LightningModule"
+    if objects.guest is not None and objects.guest.owner is not None:
+        return f"{type(objects.guest.owner).__name__} is a LightningDataModule"
+    for name, callback in objects.callbacks.items():
+        if is_of_lightning(callback, "Callback"):
+            return f"callbacks.{name} is a callback of Lightning"
+    return ""
 
 
 def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, RunObjects]:
@@ -78,11 +96,11 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     config, data = with_derived(config, objects.data)
     check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
-    objects = replace(objects, why_guest=why_guest(objects))
+    objects = replace(objects, why_guest=_why_guest(objects))
     check_arguments(config, objects)
     if objects.why_guest and objects.guest is None:  # a callback of Lightning came with a plain model
         objects = as_guest(config, objects, loaders_of(config, None, objects.given))
-    if objects.why_guest and not objects.is_lightning_module:
+    if objects.why_guest and not objects.brings_step:
         note = f"{objects.why_guest}, so Lightning's own Trainer trains the model."
         objects = replace(objects, data=replace(objects.data, notes=(*objects.data.notes, note)))
     if objects.guest is not None and objects.guest.has("train"):
@@ -94,7 +112,7 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
 def check_around(config: RunConfig, objects: RunObjects) -> None:
     """Raises a ConfigError if metrics don't go with the model, before anything is planned."""
     workload = config.workload
-    if not objects.is_lightning_module:
+    if not objects.brings_step:
         make_metrics(config)
     elif workload.metrics is not None:
         problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."

@@ -42,14 +42,14 @@ def make_metrics(config: RunConfig) -> Any:
 def named_best(config: RunConfig, objects: RunObjects) -> str | None:
     """Returns ``trainer.best_metric`` as in metrics.csv: ``acc`` for the ``val/acc`` that a LightningModule logs."""
     name = config.trainer.best_metric
-    return name and name.removeprefix("val/").removeprefix("val_") if objects.is_lightning_module else name
+    return name and name.removeprefix("val/").removeprefix("val_") if objects.brings_step else name
 
 
 def searched_metric(config: RunConfig, objects: RunObjects) -> tuple[str, Any]:
     """Returns name and direction of the metric that picks the best checkpoint, before training is set up."""
     name, mode = named_best(config, objects), config.trainer.best_mode
     own: tuple[str, Any] = ("loss", "min")
-    if not objects.is_lightning_module:
+    if not objects.brings_step:
         from wellfed.train.plain_model.split_metrics import SplitMetrics
 
         evaluation = SplitMetrics(objects.model, objects.data.evaluation, make_metrics(config))

@@ -1,4 +1,4 @@
-"""Decides whether Lightning's own Trainer trains a run (a guest), and makes the loaders and the module of a guest."""
+"""Makes the loaders and the module of a guest, which Lightning's own Trainer trains."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from wellfed.train.guest.data import GuestLoaders
 
 SPLITS = ("train", "val", "test")
-
-
-def why_guest(objects: RunObjects) -> str:
-    """Returns why a run trains under Lightning's own Trainer; empty for a plain model, which the engine's loop trains.
-
-    Does not import Lightning.
-    """
-    if objects.is_lightning_module:
-        return f"{type(objects.model).__name__} is a LightningModule"
-    if objects.guest is not None and objects.guest.owner is not None:
-        return f"{type(objects.guest.owner).__name__} is a LightningDataModule"
-    for name, callback in objects.callbacks.items():
-        if is_of_lightning(callback, "Callback"):
-            return f"callbacks.{name} is a callback of Lightning"
-    return ""
 
 
 def check_arguments(config: RunConfig, objects: RunObjects) -> None:
@@ -118,7 +103,7 @@ def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) ->
         with_changes(given, loaders.changes(config, split), split)
     one = loaders.first
     facts = facts_of(one, changes if one is not None else {})
-    has_length = objects.is_lightning_module or facts.has_length
+    has_length = objects.brings_step or facts.has_length
     own = replace(facts, name=loaders.name, batch_size=loaders.step_size(), has_length=has_length)
     num_train = 0 if loaders.unknown else len(objects.data.train)
     return DataFacts(num_train=num_train, has_fetch=False, derived=objects.data.derived, own_loader=own)
@@ -178,7 +163,7 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
     Args:
         total_steps: steps of the learning-rate schedule; None = unknown.
     """
-    if objects.is_lightning_module:
+    if objects.brings_step:
         return objects.model
     from wellfed.run.objects.evaluation import make_metrics
     from wellfed.run.objects.optimizers import make_optimizer, make_scheduling

@@ -23,8 +23,8 @@ class RunObjects:
     data: Datasets
     model: nn.Module
     features: Features | None
-    is_lightning_module: bool = False
-    """The model is the user's LightningModule, which runs its own step."""
+    brings_step: bool = False
+    """The model is the user's LightningModule, which brings step, optimizer and metrics."""
     guest: GuestLoaders | None = None
     """Loaders of a guest, which Lightning reads; None: the run is no guest's."""
     why_guest: str = ""

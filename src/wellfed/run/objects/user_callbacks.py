@@ -38,12 +38,12 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     """
     if faults := list(_monitor_faults("workload.schedule.monitor", config.workload.schedule.monitor, objects.data)):
         raise ConfigError(faults)
-    if not objects.is_lightning_module:
+    if not objects.brings_step:
         try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
     if not named:
         return {}
-    if objects.guest is None and not objects.is_lightning_module:
+    if objects.guest is None:
         named = own_nodes(named) or named
     made = {}
     for name, node in named.items():
@@ -119,7 +119,7 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
 
     For a LightningModule it is a warning, since the module may log less before training.
     """
-    if split != "val" or (objects.is_lightning_module and not metrics):
+    if split != "val" or (objects.brings_step and not metrics):
         return
     asked = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     asked["workload.schedule.monitor"] = config.workload.schedule.monitor
@@ -131,7 +131,7 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
         if asked_name is not None and asked_name not in names:
             way_out = f"Set it to one of {', '.join(names)}."
             faults.append(Fault(f"{where}={asked_name}", "validation gives no such metric.", way_out))
-    if not objects.is_lightning_module and faults:
+    if not objects.brings_step and faults:
         raise ConfigError(faults)
     for fault in faults:
         _LOG.warning("The batches of validation that are tried before training: %s", fault)

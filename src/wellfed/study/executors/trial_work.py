@@ -134,7 +134,7 @@ def see_metric(shared: SharedParts, study: Connection, composed: Composed[RunCon
         try:
             parts = parts or assemble.make_objects(inside.config)
             assemble.check_around(inside.config, parts)
-            is_validated = parts.is_lightning_module or parts.data.val is not None
+            is_validated = parts.brings_step or parts.data.val is not None
             study.send(TrialMetric(*searched_metric(inside.config, parts)) if is_validated else None)
         except ConfigError as error:
             study.send(error.faults)
