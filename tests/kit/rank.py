@@ -19,7 +19,6 @@ from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place, PlaceOptions
 from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.gradients import GradientAverage
 from wellfed.train.step.train_step import StepOptions
 
 
@@ -152,13 +151,6 @@ def main(settings: dict[str, Any]) -> None:
     where = {name: settings[name] for name in loop.PLACE if name in settings}
     placed = PlacedModel(model, setup, Place(PlaceOptions(**where)))
     Momentum.lack = lack
-    prepare = GradientAverage.prepare
-
-    def asked(average: GradientAverage) -> Any:
-        lack.come_to("sums", placed.device, placed.micro.size)
-        return prepare(average)
-
-    GradientAverage.prepare = asked
     limits = {name: settings[name] for name in loop.LIMITS if name in settings}
     batches = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)
     rows: list[Any] = []
@@ -175,8 +167,8 @@ def main(settings: dict[str, Any]) -> None:
         evaluated = tiny.eval_loader(16) if "validate_every_steps" in settings else None
         loop.fit(placed, batches, figures=figures, validation=evaluated, **limits)
         found["peak"] = torch.cuda.memory_stats().get("requested_bytes.all.peak") if torch.cuda.is_available() else None
-    except OutOfMemoryExhausted as error:
-        found |= {"error": str(error), "of_other": error.is_of_other_rank, "changes": getattr(error, "changes", None)}
+    except (OutOfMemoryExhausted, RuntimeError) as error:  # the second where the other rank has ended
+        found |= {"error": str(error), "changes": getattr(error, "changes", None)}
     else:
         path, state = Path(settings["folder"]) / "weights.pt", placed.weights()
         if rank == 0:

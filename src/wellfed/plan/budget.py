@@ -18,7 +18,7 @@ from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.micro_batch import PLANNED_FRAC, in_parts, limit_bytes
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
 from wellfed.plan.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
-from wellfed.ranks import BUCKET_BYTES, largest_share
+from wellfed.ranks import largest_share
 from wellfed.units import gib, show_bytes, show_gib
 
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
@@ -148,7 +148,6 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         batches_ahead=plan.loader.device_prefetch,
         world_size=plan.trainer.world_size,
         workspaces=plan.device.workspaces,
-        room_for_sums=BUCKET_BYTES if plan.memory.on_oom == "retry" else 0,
         is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
         average=model.average_bytes // halves,

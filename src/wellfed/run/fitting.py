@@ -17,7 +17,6 @@ from wellfed.plan.predict.size_search import Fit, Probe
 from wellfed.ranks import largest_share
 from wellfed.run.micro_batch.real_steps import ConfiguredStep, with_steps
 from wellfed.run.planner import Planner
-from wellfed.train.memory.features import hold
 from wellfed.train.memory.oom import cap_cuda
 from wellfed.units import GIB
 
@@ -68,4 +67,4 @@ def fit(composed: Composed[RunConfig], on_probe: Callable[[Probe], None]) -> Fit
             on_probe=on_probe,
         )
 
-    return Fitting(with_steps(config, plan, lambda: planner.parts, hold, find), budget_gib, is_whole)
+    return Fitting(with_steps(config, plan, lambda: planner.parts, find), budget_gib, is_whole)

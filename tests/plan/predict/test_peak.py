@@ -78,9 +78,7 @@ def test_filling_the_table_can_be_the_peak():
 
 def test_more_devices():
     assert at(8, 8, world_size=2).parts["gradient buckets"] == 40
-    assert at(8, 8, world_size=2, room_for_sums=30).parts["gradient buckets"] == 70
-    assert at(8, 8, world_size=2, room_for_sums=100).parts["gradient buckets"] == 80
-    assert at(8, 8, room_for_sums=100).parts["gradient buckets"] == 0
+    assert at(8, 8).parts["gradient buckets"] == 0
     sharded = at(4, 8, world_size=4, is_sharded=True)
     assert sharded.parts["gradient buckets"] == 0
     assert sharded.parts["parameters"] == 25

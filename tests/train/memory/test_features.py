@@ -4,7 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.train.memory import features as room
-from wellfed.train.memory.features import FeatureTable, blank, hold, of_data
+from wellfed.train.memory.features import FeatureTable, hold, of_data
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks
@@ -86,10 +86,10 @@ def test_a_frozen_encoder_stays_in_eval_mode(encoder):
 @pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
 def test_a_blank_source_gives_rows_of_the_same_kind_and_computes_one(encoder, mode):
     indices = torch.tensor([0, NUM_ROWS - 1])
-    real, made = hold(features(encoder), mode, CPU), blank(features(encoder), mode, CPU)
+    real, made = hold(features(encoder), mode, CPU), hold(features(encoder), mode, CPU, blank=True)
     expected = real.rows(indices)
     encoder.asked.clear()
-    rows = blank(features(encoder), mode, CPU).rows(indices)
+    rows = hold(features(encoder), mode, CPU, blank=True).rows(indices)
     assert (rows.shape, rows.dtype, type(made)) == (expected.shape, expected.dtype, type(real))
     assert encoder.asked == ([2] if mode == "dynamic" else [1])
 
@@ -136,8 +136,8 @@ def test_a_store_is_held_in_the_place_of_a_table_of_rows():
     series = torch.arange(1000.0)
     held = hold(windows(series), "cache", CPU)
     assert held.table.nbytes == series.nbytes
-    assert blank(windows(series), "cache", CPU).table.shape == series.shape
-    assert not blank(windows(series), "cache", CPU).table.any()
+    assert hold(windows(series), "cache", CPU, blank=True).table.shape == series.shape
+    assert not hold(windows(series), "cache", CPU, blank=True).table.any()
 
 
 def test_what_left_the_device_is_asked_of_the_data_again():

@@ -46,11 +46,12 @@ def test_a_rung_that_has_no_room_itself_is_left_out() -> None:
 def test_between_passes_only_what_lies_there_is_freed() -> None:
     others = [Fallback("checkpointing", lambda: True), Fallback("features", lambda: True, frees_held=True)]
     fallbacks = Fallbacks(MicroBatches(2), others)
-    assert fallbacks.step_down(of_held=True) == {"change": "features"}
-    assert fallbacks.step_down(of_held=True) is None
-    assert fallbacks.step_down() == {"micro_batch": 1, "before": 2}
-    assert fallbacks.step_down() == {"change": "checkpointing"}
-    assert fallbacks.step_down() is None
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), foreach=True)
+    assert fallbacks.step_down(optimizer) == {"change": "workload.optimizer.foreach=false"}
+    assert fallbacks.step_down(optimizer) == {"change": "features"}
+    assert fallbacks.step_down(optimizer) == {"micro_batch": 1, "before": 2}
+    assert fallbacks.step_down(optimizer) == {"change": "checkpointing"}
+    assert fallbacks.step_down(optimizer) is None
 
 
 def test_what_has_changed_can_be_typed():
@@ -61,7 +62,7 @@ def test_what_has_changed_can_be_typed():
     ]
     fallbacks = Fallbacks(micro, others)
     assert fallbacks.changes() == {}
-    fallbacks.note("workload.optimizer.foreach=false")
+    fallbacks.step_down(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), foreach=True))
     fallbacks.step_down()
     assert fallbacks.changes() == {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
     while fallbacks.step_down():

@@ -1,6 +1,5 @@
-"""Ranks end a step together, and a sharded model learns what a whole one does."""
+"""A rank that runs out of memory ends, and a sharded model learns what a whole one does."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.errors import ModelError, RestartNeeded
+from wellfed.errors import ModelError
 from wellfed.plan.predict import estimate
 from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
 from wellfed.plan.predict.rehearsal import Task
-from wellfed.ranks import BUCKET_BYTES
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
-from wellfed.train.step.gradients import buckets, clip_by_norm
+from wellfed.train.step.gradients import clip_by_norm
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.replicas import AgreeingReplicas, Replicas, StepFailed
+from wellfed.train.step.replicas import Replicas
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepOptions, TrainStep
 
@@ -44,7 +42,6 @@ ONE_BY_ONE = {"workload.optimizer.foreach": False}
 PLACES = {
     "forward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
     "backward": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),
-    "sums": ({"since": 3, "above": 5}, "with micro-batches of 16", SMALLER),  # of gradients, after all passes
     "step": ({"since": 3}, "in the optimizer's step 3, with micro-batches of 16", ONE_BY_ONE),
     "within step": ({"since": 3}, "in the optimizer's step 3,", ONE_BY_ONE),  # when it has changed a weight
 }
@@ -53,7 +50,7 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "precision"), [("cpu", "32-true"), ("cpu", "16-mixed"), ("simulated", "32-true")])
 @pytest.mark.parametrize("place", PLACES)
-def test_out_of_memory_on_one_rank_ends_the_step_on_all(
+def test_out_of_memory_on_one_rank_ends_it_with_less_for_a_restart(
     tmp_path: Path, fake_cuda: FakeCuda, place: str, device: str, precision: str
 ) -> None:
     lack, where, changes = PLACES[place]
@@ -66,14 +63,14 @@ def test_out_of_memory_on_one_rank_ends_the_step_on_all(
     found = train_ranks(
         tmp_path / "two", 2, cards, micro=16, strategy="ddp", lack={"place": place, "rank": 1, **lack}, **settings
     )
-    assert [one["changes"] for one in found] == [changes] * 2
-    assert [one["of_other"] for one in found] == [False, True]  # rank 0 reports it
-    for one in found:
-        assert f"Out of memory on rank 1 {where}" in one["error"]
-        assert "Tried to allocate" in one["error"]
-        (kind, facts), (next_kind, _) = one["events"]
-        assert (kind, facts["rank"], next_kind) == ("oom", 1, "step_down" if changes == SMALLER else "ladder")
-        assert "Tried to allocate" in facts["message"]
+    other, one = found
+    assert (other["changes"], one["changes"]) == (None, changes)
+    assert "weights" not in other  # its sums fail, since rank 1 is gone
+    assert f"Out of memory on rank 1 {where}" in one["error"]
+    assert "Tried to allocate" in one["error"]
+    (kind, facts), (next_kind, _) = one["events"]
+    assert (kind, next_kind) == ("oom", "step_down" if changes == SMALLER else "ladder")
+    assert "Tried to allocate" in facts["message"]
 
 
 @pytest.mark.slow
@@ -91,23 +88,12 @@ def test_ranks_drop_out_apart_and_have_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"micro": 5, "max_steps": 8, "strategy": "ddp", "gradient_clip": 0.1}
-    by_hand = train_ranks(tmp_path / "by_hand", 2, **settings)
-    by_ddp = train_ranks(tmp_path / "by_ddp", 2, retry=False, **settings)
-    assert distance(by_hand[0], by_ddp[0]) < 1e-6
-    assert [values for _, values in by_hand[0]["rows"]] == [values for _, values in by_ddp[0]["rows"]]
-    # Lightning would have rank 0 tell the others at each batch whether it has got a SIGTERM.
-    assert [one["flags"] for one in (*by_hand, *by_ddp)] == [0] * 4
-
-
-@pytest.mark.slow
-def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
+def test_when_nothing_is_left_a_rank_ends_with_what_to_type(tmp_path: Path) -> None:
     lack = {"place": "forward", "rank": 1, "since": 3}
-    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack=lack, may_adapt=False)
-    assert [one["changes"] for one in found] == [None, None]
-    assert all("Out of memory on rank 1 with micro-batches of 4: " in one["error"] for one in found)
-    assert all("Largest parts: " in one["error"] for one in found)
+    other, one = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack=lack, may_adapt=False)
+    assert (other["changes"], one["changes"]) == (None, None)
+    assert "Out of memory on rank 1 with micro-batches of 4: " in one["error"]
+    assert "Largest parts: " in one["error"]
 
 
 @pytest.mark.slow
@@ -167,49 +153,38 @@ def test_what_a_sharded_model_needs_is_what_is_predicted(
     assert 0.97 < predicted_peak(found, micro, step).tensor_bytes / seen < 1.4
 
 
-def test_gradients_go_in_buckets_of_one_type() -> None:
-    sizes = [10, BUCKET_BYTES // 4, 10, 20]
-    gradients = [torch.empty(size, device="meta") for size in sizes]
-    gradients += [torch.empty(5, dtype=torch.bfloat16, device="meta")]
-    assert [[one.numel() for one in bucket] for bucket in buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]
-
-
 def one_of_two(number: int, folder: Path) -> None:
+    """Two steps: the first layer is used by all, the second by rank 1, the third by none."""
     join(number, folder)
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
-    whole = torch.nn.parallel.DistributedDataParallel(layers)
-    ranks = AgreeingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
-    layers[0].weight.grad = torch.full((1, 2), 2.0 + 4 * number)
-    if number == 1:
-        layers[1].weight.grad = torch.full((1, 2), 6.0)
-    ranks.prepare_average()
-    ranks.agree(failed=False)
-    ranks.average_gradients()
-    asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
-    leave(number, folder, ([layer.weight.grad for layer in layers], asked, ranks.gather(number)))
+    ranks = Replicas(torch.nn.parallel.DistributedDataParallel(Calling(layers), find_unused_parameters=True))
+    for _ in range(2):
+        layers.zero_grad()
+        used = [layers[0]] + [layers[1]] * number
+        loss = ranks.forward(lambda: sum((1 + number) * layer(torch.ones(2)).sum() for layer in used))
+        ranks.backward(loss)
+    asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number)
+    leave(number, folder, ([layer.weight.grad for layer in layers], asked))
 
 
 def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
-    for gradients, asked, gathered in of_ranks(one_of_two, tmp_path):
-        assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
-        assert asked == (True, False, 7, True)
-        assert gathered == [0, 1]
+    for gradients, asked in of_ranks(one_of_two, tmp_path):
+        assert [None if each is None else each.tolist() for each in gradients] == [[[1.5, 1.5]], [[1, 1]], None]
+        assert asked == (True, False, 7)
 
 
-def unfrozen(kind: str, number: int, folder: Path) -> None:
+def unfrozen(number: int, folder: Path) -> None:
     """Three steps; the first layer is trainable from the third on."""
     join(number, folder)
     model = Masked()
     model.net[0].requires_grad_(False)
     wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
-    agrees, loss = kind == "AgreeingReplicas", Loss(model, "none", print)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    ranks = AgreeingReplicas(wrapped, CPU, trained) if agrees else Replicas(wrapped, CPU)
+    ranks, loss = Replicas(wrapped), Loss(model, "none", print)
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         Fallbacks(MicroBatches(2)),
-        StepOptions(on_oom="retry" if agrees else "raise"),
+        StepOptions(on_oom="retry"),
     )
     deliveries = [Delivery((torch.randn(4, 3), torch.ones(4).bool()), epoch=0, index=i, total=8) for i in range(3)]
     for delivery in deliveries[:2]:
@@ -220,54 +195,11 @@ def unfrozen(kind: str, number: int, folder: Path) -> None:
     leave(number, folder, str(caught.value))
 
 
-@pytest.mark.parametrize("kind", ["Replicas", "AgreeingReplicas"])
-def test_a_weight_that_is_unfrozen_later_is_refused_on_several_ranks(tmp_path: Path, kind: str) -> None:
+def test_a_weight_that_is_unfrozen_later_is_refused_on_several_ranks(tmp_path: Path) -> None:
     """Each rank would train it by its own samples alone."""
-    for message in of_ranks(partial(unfrozen, kind), tmp_path):
+    for message in of_ranks(unfrozen, tmp_path):
         assert message.startswith("net.0.weight was unfrozen after training began on 2 ranks")
         assert "trainer.devices=1" in message
-
-
-class Counting(torch.optim.SGD):
-    """Counts its steps in its group, and runs out of memory in the second one, when that is counted."""
-
-    fails = False
-
-    def step(self, closure: Any = None) -> Any:
-        loss = closure()
-        group = self.param_groups[0]
-        group["k"] = group.get("k", 0) + 1
-        if self.fails and group["k"] == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
-        super().step()
-        return loss
-
-
-def steps_of_one(kind: Any, number: int, folder: Path) -> None:
-    """Three steps, in which rank 1 lacks memory in the optimizer."""
-    join(number, folder)
-    torch.manual_seed(0)
-    model = tiny.TinyModel()
-    wrapped, events = torch.nn.parallel.DistributedDataParallel(Calling(model)), list[Any]()
-    kind.fails = number == 1
-    ranks, loss = AgreeingReplicas(wrapped, CPU, list(model.parameters())), Loss(model, "none", print)
-    step = TrainStep(
-        Computation(model, loss, Preparation(None, 0), Precision("32-true", "cpu"), CPU, ranks=ranks),
-        kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True),
-        Fallbacks(MicroBatches(4)),
-        StepOptions(on_oom="retry"),
-        on_event=lambda kind, **facts: events.append((kind, facts)),
-    )
-
-    def three_steps() -> None:
-        for index in range(3):
-            x = torch.full((4, tiny.WIDTH), float(number + index))
-            step(Delivery({"x": x, "y": torch.ones(4, 1)}, epoch=0, index=index, total=8))
-
-    with pytest.raises(RestartNeeded) as caught:
-        three_steps()
-    error = caught.value
-    leave(number, folder, (str(error), error.changes, error.is_of_other_rank, events, step.number))
 
 
 class Calling(nn.Module):
@@ -277,14 +209,6 @@ class Calling(nn.Module):
 
     def forward(self, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
-
-
-def test_a_rank_that_fails_in_its_optimizer_ends_the_step_on_all(tmp_path: Path) -> None:
-    found = of_ranks(partial(steps_of_one, Counting), tmp_path)
-    for own, (message, changes, is_of_other, events, step) in enumerate(found):
-        assert message.startswith("Out of memory on rank 1 in the optimizer's step 2, with micro-batches of 4: ")
-        assert (changes, is_of_other, step) == ({"workload.optimizer.foreach": False}, own > 0, 2)
-        assert [kind for kind, _ in events] == ["oom", "ladder"]
 
 
 class Masked(nn.Module):
@@ -320,17 +244,16 @@ def masked_steps() -> list[Any]:
     return [(torch.randn(2, 4, 3), torch.tensor(mask).bool()) for mask in MASKS]
 
 
-def steps_with_masks(kind: str, number: int, folder: Path) -> None:
+def steps_with_masks(number: int, folder: Path) -> None:
     join(number, folder)
     model = Masked()
     wrapped, micro = torch.nn.parallel.DistributedDataParallel(Calling(model)), MicroBatches(2)
-    agrees, loss = kind == "AgreeingReplicas", Loss(model, "none", print)
-    ranks = AgreeingReplicas(wrapped, CPU, list(model.parameters())) if agrees else Replicas(wrapped, CPU)
+    ranks, loss = Replicas(wrapped), Loss(model, "none", print)
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         Fallbacks(micro),
-        StepOptions(gradient_clip=0.5, on_oom="retry" if agrees else "raise"),
+        StepOptions(gradient_clip=0.5, on_oom="retry"),
     )
     rows = []
     for index, (x, mask) in enumerate(masked_steps()):
@@ -345,10 +268,9 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
     return values / 2
 
 
-@pytest.mark.parametrize("kind", ["Replicas", "AgreeingReplicas"])
-def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, kind: str) -> None:
+def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path) -> None:
     """NaN x 0 is NaN: a mean over nothing must not be multiplied by its weight."""
-    (ours, rows), (others, _) = of_ranks(partial(steps_with_masks, kind), tmp_path)
+    (ours, rows), (others, _) = of_ranks(steps_with_masks, tmp_path)
     model = Masked()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     losses = []
@@ -364,25 +286,6 @@ def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, ki
     assert torch.allclose(ours, torch.cat([weight.detach().flatten() for weight in model.parameters()]), atol=1e-5)
     assert [row["loss"] for row in rows if row] == pytest.approx(losses, rel=1e-4)
     assert [bool(row) for row in rows] == [True, True, True, False, True]
-
-
-def one_of(size: int, number: int, folder: Path) -> None:
-    join(number, folder, size)
-    layer = torch.nn.Linear(2, 1)
-    ranks = AgreeingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
-    for failing in range(size):
-        with pytest.raises(StepFailed):
-            ranks.agree(failed=number == failing)
-    # Rank 1 fails before it has asked for a total, as the others do.
-    question = partial(ranks.agree, failed=True) if number == 1 else partial(ranks.total, 1.0)
-    with pytest.raises(StepFailed):
-        question()
-    told = ranks.any(number == size - 1), ranks.any(False)
-    leave(number, folder, (told, ranks.total(1.0)))
-
-
-def test_what_is_so_on_one_rank_is_known_to_all(tmp_path: Path) -> None:
-    assert of_ranks(partial(one_of, 3), tmp_path, 3) == [((True, False), 3)] * 3
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)])

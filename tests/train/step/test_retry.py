@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.kit import loop, tiny
+from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import StepRow
@@ -15,10 +16,11 @@ from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
-from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.replicas import Ranks
-from wellfed.train.step.retry import StepRetry
-from wellfed.train.step.train_step import StepOptions
+from wellfed.train.step.compiled import Loss
+from wellfed.train.step.micro_batches import Preparation
+from wellfed.train.step.precision import Precision
+from wellfed.train.step.step_passes import Computation
+from wellfed.train.step.train_step import StepOptions, TrainStep
 
 CPU = torch.device("cpu")
 
@@ -179,21 +181,28 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "memory.features=dynamic (" not in text  # that was tried
 
 
-def nothing() -> dict[str, Any]:
-    """Arguments of a `StepRetry` on its own."""
-    alone = {"growth": MemoryGrowth(CPU), "ranks": Ranks(), "may_adapt": True}
-    return {"forget": lambda: None, "way_out": str, "on_event": Notes(), **alone}
-
-
 def runs_out() -> bool:
     raise out_of_memory()
 
 
+def step_of(model: Any, fallbacks: Fallbacks, device: torch.device = CPU) -> TrainStep:
+    computation = Computation(
+        model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", device.type), device
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TrainStep(computation, optimizer, fallbacks, StepOptions(on_oom="retry"))
+
+
+def batch_of(size: int) -> Delivery:
+    data = tiny.TinyData(size)
+    return Delivery({"x": data.inputs, "y": data.targets}, epoch=0, index=0, total=size)
+
+
 def test_a_last_fallback_that_runs_out_itself_is_told() -> None:
-    start = StepStart(torch.nn.Linear(1, 1), CPU)
-    retry = StepRetry(Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)]), start, **nothing())
+    fallbacks = Fallbacks(MicroBatches(1), [Fallback("memory.features=dynamic", runs_out)])
+    step = step_of(tiny.TinyModel(fail=lambda size, call: out_of_memory()), fallbacks)
     with pytest.raises(OutOfMemoryExhausted, match=r"then memory\.features=dynamic \(for which memory did not suffice"):
-        retry.gradients(runs_out)
+        step(batch_of(4))
 
 
 GROWING = [100, 110, 120, 131, 140]
@@ -262,17 +271,18 @@ def test_of_host_memory_the_error_says_so() -> None:
 def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
     """Else a smaller try may find the card full of blocks that it has no use for."""
     device, reserved = torch.device("cuda", 0), []
-    retry = StepRetry(Fallbacks(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing())
 
-    def attempt() -> None:
-        reserved.append(torch.cuda.memory_reserved(device))
-        torch.empty(2**24, device=device)
-        if len(reserved) == 1:
-            raise out_of_memory()
+    class Asking(tiny.TinyModel):
+        def loss(self, batch: Any) -> LossOutput:
+            reserved.append(torch.cuda.memory_reserved(device))
+            torch.empty(2**24, device=device)
+            if len(reserved) == 1:
+                raise out_of_memory()
+            return super().loss(batch)
 
-    retry.gradients(attempt)
-    assert reserved == [0, 0]
-    assert torch.cuda.memory_reserved(device) > 0
+    step_of(Asking().to(device), Fallbacks(MicroBatches(8)), device)(batch_of(8))
+    assert reserved[1] <= reserved[0]
+    assert torch.cuda.memory_reserved(device) > reserved[0]
 
 
 # -- the optimizer ---------------------------------------------------------------------------------------------------
@@ -322,6 +332,9 @@ def test_what_is_only_measured_is_not_restarted() -> None:
     assert "Largest parts: parameters" in str(caught.value)
 
 
-def test_on_oom_fail_leaves_the_optimizers_error() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
+def test_on_oom_fail_ends_with_what_to_type() -> None:
+    with pytest.raises(
+        OutOfMemoryExhausted, match="in the optimizer's step 2.*Next: gpu.precision=bf16-true"
+    ) as caught:
         trained(Fails, on_oom="fail")
+    assert not isinstance(caught.value, RestartNeeded)

@@ -75,8 +75,6 @@ class StepShape:
     world_size: int = 1
     workspaces: int = 0
     """Bytes of the allocator's memory used by libraries."""
-    room_for_sums: int = 0
-    """Maximum bytes of gradients summed at a time, besides DDP's buckets, by ranks that can repeat a step."""
     is_sharded: bool = False
     """Whether FSDP divides parameters, gradients and state by ``world_size``. Otherwise DDP's buckets hold the
     gradients once more."""
@@ -128,7 +126,7 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         "optimizer state": share(footprint.optimizer_state),
         "feature table": footprint.feature_table,
         "inputs": sum(footprint.inputs) * step.samples * (1 + step.batches_ahead),
-        "gradient buckets": gradients + min(gradients, step.room_for_sums) if has_buckets else 0,
+        "gradient buckets": gradients if has_buckets else 0,
     }
     if step.average:
         always["weight average"] = step.average

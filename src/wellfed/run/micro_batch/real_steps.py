@@ -15,7 +15,7 @@ from torch import Tensor
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
+from wellfed.contract import Batch, FeatureSource
 from wellfed.data.backend_benchmark import TrialStep, copied, without_side_effects
 from wellfed.plan.budget import step_shape
 from wellfed.plan.micro_batch import because_too, why_untried, with_probes
@@ -26,7 +26,7 @@ from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory import oom
-from wellfed.train.memory.features import DeviceTable, blank, in_eval_mode
+from wellfed.train.memory.features import DeviceTable, hold, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
@@ -34,24 +34,22 @@ from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import StepOptions, TrainStep, parameter_groups
 
-Fill = Callable[[Features, FeatureModeName, torch.device], FeatureSource]
-"""Makes the feature table: `features.hold` computes its rows, `features.blank` only allocates it."""
 Result = TypeVar("Result")
 _LOG = logging.getLogger(__name__)
 
 
 class ConfiguredStep:
     """Optimizer steps of the configured model on one device, without a trainer. Moves the model to ``device`` and makes
-    the feature table. Call it with a batch from `to_device`."""
+    the feature table, or one of zeros if it is ``blank``. Call it with a batch from `to_device`."""
 
-    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, fill: Fill) -> None:
+    def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, device: torch.device, blank: bool) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
         models.prepare_step(config, plan, parts.model)
         self._model = model = self._precision.convert(parts.model.to(device))
         self._features: FeatureSource | None = None
         if parts.features is not None:
             with in_eval_mode(model):
-                self._features = fill(parts.features, plan.memory.features or "dynamic", device)
+                self._features = hold(parts.features, plan.memory.features or "dynamic", device, blank=blank)
         groups = parameter_groups(model)
         self._optimizer = optimizers.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
         self._micro = MicroBatches(1)
@@ -100,15 +98,16 @@ def with_steps(
     config: RunConfig,
     plan: RunPlan,
     make_parts: Callable[[], RunObjects],
-    fill: Fill,
     use: Callable[[ConfiguredStep], Result],
+    *,
+    blank: bool = False,
 ) -> Result:
     """Returns the result of ``use`` for steps of the parts. Frees their device memory and restores random states."""
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # No name of this frame may refer to the step when its memory is freed.
-            return use(ConfiguredStep(config, plan, make_parts(), device, fill))
+            return use(ConfiguredStep(config, plan, make_parts(), device, blank))
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -131,7 +130,7 @@ def beside_steps(
         return use(TrialStep(run, step.meter().wait))
 
     try:
-        return with_steps(config, plan, lambda: _copy(parts, plan), blank, with_step)
+        return with_steps(config, plan, lambda: _copy(parts, plan), with_step, blank=True)
     except Exception as error:  # noqa: BLE001  user code; training will report its error
         _LOG.info("loaders are timed beside stand-in steps, since no step could be run: %r", error)
     return use(None)
@@ -177,7 +176,7 @@ def measured(
 
     try:
         # The table is not filled: filling it twice may take minutes.
-        return with_steps(config, plan, lambda: _copy(parts, plan), blank, decide)
+        return with_steps(config, plan, lambda: _copy(parts, plan), decide, blank=True)
     except Exception as error:  # noqa: BLE001  user code; a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         failure = oom.classify(error)

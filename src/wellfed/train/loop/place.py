@@ -63,7 +63,7 @@ class Place:
 
             strategy = fsdp_strategy(timeout, Whole)
         elif options.world_size > 1:
-            strategy = DDPStrategy(timeout=timeout)
+            strategy = DDPStrategy(timeout=timeout, find_unused_parameters=True)
         self._fabric = Fabric(
             accelerator=options.accelerator, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy
         )
@@ -157,6 +157,7 @@ def quiet_fabric() -> None:
         if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
             logger.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
 
 
 def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:

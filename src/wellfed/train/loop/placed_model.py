@@ -29,7 +29,7 @@ from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
-from wellfed.train.step.replicas import AgreeingReplicas, Ranks, Replicas, Shards
+from wellfed.train.step.replicas import Ranks, Replicas, Shards
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepOptions, TrainStep
@@ -175,13 +175,8 @@ class PlacedModel:
 
     def _ranks(self) -> Ranks:
         if self.place.is_sharded:
-            return Shards(self.wrapper, self.device)
-        if not self.place.is_replicated:
-            return Ranks()
-        if self.options.on_oom != "retry":
-            return Replicas(self.wrapper, self.device)
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        return AgreeingReplicas(self.wrapper, self.device, weights)
+            return Shards(self.wrapper)
+        return Replicas(self.wrapper) if self.place.is_replicated else Ranks()
 
     def bring(self, delivery: Delivery, step: TrainStep) -> None:
         """Brings a batch of training to the device. One that does not fit stays on the host, and is moved in

@@ -35,33 +35,22 @@ def bytes_by_part(
     }
 
 
-def way_out(
-    parts: Mapping[str, int],
-    *,
-    precision: str,
-    batches_ahead: int,
-    others: Sequence[str] = (),
-) -> str:
-    """Returns text with the largest parts, and overrides that need less, with the bytes that each saves.
+def way_out(parts: Mapping[str, int], *, precision: str, batches_ahead: int, others: Sequence[str] = ()) -> str:
+    """Returns text with the largest parts, and overrides that need less.
 
     Args:
         parts: result of `bytes_by_part`.
         others: other ways to need less.
     """
-    spared: dict[str, int] = {}
+    ways = []
     if precision != "bf16-true":
-        halves = ("parameters", "gradients", "optimizer state")
-        spared["gpu.precision=bf16-true"] = sum(parts[name] for name in halves) // 2
+        halved = sum(parts[name] for name in ("parameters", "gradients", "optimizer state")) // 2
+        ways.append(f"gpu.precision=bf16-true ({show_bytes(halved)} less)")
     if parts["feature table"]:
-        spared["memory.features=dynamic"] = parts["feature table"]
-    typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
-    typed += [f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else []
-    ways = [
-        *typed,
-        *others,
-        "a card with more memory (gpu=...)",
-        "a smaller workload.model, which learns something else",
-    ]
+        ways.append(f"memory.features=dynamic ({show_bytes(parts['feature table'])} less)")
+    if batches_ahead:
+        ways.append(f"loader.device_prefetch=0 ({batches_ahead} batches less)")
+    ways += [*others, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
     largest = sorted(parts.items(), key=lambda part: -part[1])
     held = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest if size)
     return f"Largest parts: {held}. Next: {'; or '.join(ways)}."

@@ -90,56 +90,44 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
     """
     if features.store is not None:
         return features.store().to(home)
-    table: Tensor | None = None
+    if not features.num_rows:
+        raise ValueError("A workload offers features of 0 rows.")
     with torch.no_grad():
         for start in range(0, features.num_rows, CHUNK_ROWS):
             indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
             chunk = features.rows(indices)
-            if table is None:
-                table = torch.empty((features.num_rows, *chunk.shape[1:]), dtype=chunk.dtype, device=home)
+            if start == 0:
+                table = chunk.new_empty((features.num_rows, *chunk.shape[1:]), device=home)
             table[start : start + len(indices)] = chunk
-    if table is None:
-        raise ValueError("A workload offers features of 0 rows.")
     return table
 
 
-def _is_held(features: Features, mode: FeatureModeName) -> bool:
-    """Returns whether this mode has a table. Data that rows are cut from are held only on the device."""
-    return mode == "cache" or (mode == "cache_host" and features.store is None)
-
-
-def hold(features: Features, mode: FeatureModeName, device: torch.device, known: Tensor | None = None) -> FeatureSource:
+def hold(features: Features, mode: FeatureModeName, device: torch.device, *, blank: bool = False) -> FeatureSource:
     """Returns the source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in their dtype.
 
     Data that rows are cut from are held on the device or not at all. In ``cache_host`` the data set holds them and
     sends the rows with each batch (``for_features``).
 
     Args:
-        known: an earlier result of `all_rows`, on the device of the table; None = compute it now.
+        blank: the table has rows of zeros that need no computing.
 
     Raises:
         ValueError: a table of trainable features was requested, which would never change.
     """
-    if not _is_held(features, mode):
+    if mode == "dynamic" or (mode == "cache_host" and features.store is not None):
         return Computed(features)
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
-    if known is None:
-        known = all_rows(features, device, device if mode == "cache" else torch.device("cpu"))
-    return DeviceTable(known, features.cut) if mode == "cache" else HostTable(known, device)
-
-
-def blank(features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
-    """Returns a source of the same size as `hold`, with rows of zeros that need no computing."""
-    if not _is_held(features, mode):
-        return Computed(features)
-    if features.store is not None:
-        return hold(features, mode, device, torch.zeros_like(features.store(), device=device))
-    with torch.no_grad():
-        row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
     home = device if mode == "cache" else torch.device("cpu")
-    table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype, device=home)
-    return hold(features, mode, device, table)
+    if not blank:
+        table = all_rows(features, device, home)
+    elif features.store is not None:
+        table = torch.zeros_like(features.store(), device=home)
+    else:
+        with torch.no_grad():
+            row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
+        table = row.new_zeros((features.num_rows, *row.shape[1:]), device=home)
+    return DeviceTable(table, features.cut) if mode == "cache" else HostTable(table, device)
 
 
 class FeatureTable:
@@ -156,24 +144,18 @@ class FeatureTable:
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fills the table, unless that is done."""
-        if self.source is not None:
-            return
-
-        def fill() -> None:
-            self.source = hold(self._features, self.mode, device)
-
-        attempts = oom.Attempts()
+        attempts, slower = oom.Attempts(), dict(pairwise(FEATURE_MODES))
         with in_eval_mode(model):
-            while self._may_change and (less := dict(pairwise(FEATURE_MODES)).get(self.mode)) is not None:
-                _, failure = attempts(fill)
-                if failure is None:
-                    break
-                on_event("oom", message=failure.message)
-                oom.release()
-                self.mode = less
-                on_event("ladder", change=f"memory.features={less}")
-            else:
-                fill()
+            while self.source is None:
+                if not (self._may_change and self.mode in slower):
+                    self.source = hold(self._features, self.mode, device)
+                    return
+                self.source, failure = attempts(hold, self._features, self.mode, device)
+                if failure is not None:
+                    on_event("oom", message=failure.message)
+                    oom.release()
+                    self.mode = slower[self.mode]
+                    on_event("ladder", change=f"memory.features={self.mode}")
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Changes to a slower mode; returns False if that mode or a slower one is in use.
@@ -182,9 +164,7 @@ class FeatureTable:
         """
         if FEATURE_MODES.index(mode) <= FEATURE_MODES.index(self.mode):
             return False
-        held, self.mode = self.source, mode
+        held, self.mode, self.source = self.source, mode, Computed(self._features)
         if mode == "cache_host" and isinstance(held, DeviceTable) and self._features.store is None:
             self.source = HostTable(held.table.cpu(), device)
-        else:
-            self.source = Computed(self._features)
         return True

@@ -40,5 +40,4 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    held = (weight for each in module.modules() for weight in each._parameters.values())
-    return Counter(weight for weight in held if weight is not None)
+    return Counter(weight for each in module.modules() for weight in each._parameters.values() if weight is not None)

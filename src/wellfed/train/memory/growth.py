@@ -35,19 +35,17 @@ class MemoryGrowth:
 
     def note(self, step: int) -> None:
         """Reads the memory after some of the steps; call it after each."""
-        if step % (_EVERY_FIRST if step <= _DENSE else _EVERY):
-            return
-        reading = step, self._read()
-        self._first = self._first or reading
-        self._latest.append(reading)
+        if step % (_EVERY_FIRST if step <= _DENSE else _EVERY) == 0:
+            self._latest.append((step, self._read()))
+            self._first = self._first or self._latest[-1]
 
     def describe(self) -> str:
         """Returns the growth in a sentence with the way out; empty unless memory grew between all latest readings."""
         latest = list(self._latest)
         if self._first is None or len(latest) < _FEWEST:
             return ""
-        (first, first_bytes), (last, last_bytes) = self._first, latest[-1]
-        mean = (last_bytes - latest[0][1]) / (last - latest[0][0])
+        (begin, begin_bytes), (first, first_bytes), (last, last_bytes) = latest[0], self._first, latest[-1]
+        mean = (last_bytes - begin_bytes) / (last - begin)
         slopes = [(late - early) / (end - start) for (start, early), (end, late) in pairwise(latest)]
         is_steady = mean > 0 and min(slopes) >= _STEADY_FRAC * mean
         if not is_steady or last_bytes - first_bytes < _SMALLEST_FRAC * last_bytes:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
 from wellfed.train.memory import oom
-
-MICRO_BATCH = "memory.micro_batch"
 
 
 class MicroBatches:
@@ -34,21 +32,12 @@ class MicroBatches:
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 
-    @property
-    def may_step_down(self) -> bool:
-        """Returns whether there is a smaller size."""
-        return self.size > 1
-
     def step_down(self) -> int | None:
         """Halves the size and returns it; None if it is 1."""
-        if not self.may_step_down:
-            return None
-        self.size //= 2
-        self.tried.append(self.size)
-        return self.size
+        return self.size if self.go_on_with(max(1, self.size // 2)) else None
 
     def go_on_with(self, size: int) -> bool:
-        """Moves to the size that an earlier process of the run used; returns whether it is smaller."""
+        """Moves to a smaller size, such as an earlier process of the run used; returns whether it is smaller."""
         if size >= self.size:
             return False
         self.size = size
@@ -76,35 +65,44 @@ class Fallbacks:
         self._taken: list[str] = []
         self._changes: dict[str, object] = {}
 
-    def step_down(self, *, of_held: bool = False) -> dict[str, object] | None:
+    def step_down(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, object] | None:
         """Takes the next fallback; returns the facts of the change, or None if none is left.
 
         Args:
-            of_held: memory ran out between passes, so only fallbacks that free held memory help.
+            optimizer: memory ran out in its step. Weights and states don't get smaller with the micro-batch, which is
+                the last resort then. None = memory ran out in the passes.
         """
-        before = self.micro.size
-        if not of_held and (smaller := self.micro.step_down()) is not None:
-            return {"micro_batch": smaller, "before": before}
-        for other in [other for other in self._others if other.frees_held or not of_held]:
+        if optimizer is None:
+            return self._halve() or self._take(self._others)
+        if one_weight_at_a_time(optimizer):
+            return self._note("workload.optimizer.foreach=false")
+        of_held = [other for other in self._others if other.frees_held]
+        return self._take(of_held) or self._halve() or self._take(self._others)
+
+    def _halve(self) -> dict[str, object] | None:
+        before, smaller = self.micro.size, self.micro.step_down()
+        return None if smaller is None else {"micro_batch": smaller, "before": before}
+
+    def _take(self, others: Iterable[Fallback]) -> dict[str, object] | None:
+        for other in list(others):
             self._others.remove(other)
             has_changed, failure = oom.Attempts()(other.take)
             if failure is not None:
                 oom.release()
                 self._taken.append(f"{other.change} (for which memory did not suffice itself)")
             elif has_changed:
-                self.note(other.change)
-                return {"change": other.change}
+                return self._note(other.change)
         return None
 
-    def note(self, change: str) -> None:
-        """Adds a change that other code made to need less memory; ``change`` as for `Fallback`."""
+    def _note(self, change: str) -> dict[str, object]:
         self._taken.append(change)
         knob, _, value = change.partition("=")
         self._changes[knob] = {"true": True, "false": False}.get(value, value)
+        return {"change": change}
 
     def changes(self) -> dict[str, object]:
         """Returns the knobs whose values differ from those at the start of training."""
-        smaller = {MICRO_BATCH: self.micro.size} if len(self.micro.tried) > 1 else {}
+        smaller = {"memory.micro_batch": self.micro.size} if len(self.micro.tried) > 1 else {}
         return {**smaller, **self._changes}
 
     def tried(self) -> str:

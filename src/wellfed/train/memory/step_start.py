@@ -30,17 +30,13 @@ class StepStart:
     change (a mask, a table) is copied again only when torch has counted a change.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._buffers = [
-            _Buffer(module, name)
-            for module in model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self._generators = generators.GeneratorStates(device)
-
     is_taken = False
     """There is a saved start. Set it to False when a step is over."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        named = [(module, name) for module in model.modules() for name in module._buffers]
+        self._buffers = [_Buffer(module, name) for module, name in named if module._buffers[name] is not None]
+        self._generators = generators.GeneratorStates(device)
 
     def take(self) -> None:
         """Saves the start of a step. Waits for the device only before the second step."""
@@ -52,10 +48,9 @@ class StepStart:
 
     def restore(self) -> None:
         """Restores everything to the latest `take`. Does nothing before the first, or if that has failed."""
-        if not self.is_taken:
-            return
-        self._generators.restore()
-        self.restore_buffers()
+        if self.is_taken:
+            self._generators.restore()
+            self.restore_buffers()
 
     def restore_buffers(self) -> None:
         """Restores buffers to the latest `take`."""
@@ -103,8 +98,8 @@ def put_back(module: nn.Module, device: torch.device | None = None, *, only_buff
     Args:
         device: the only GPU whose generator is restored; None = all.
     """
-    named = module.named_buffers() if only_buffers else _tensors(module)
-    before = {name: value.detach().to("cpu", copy=True) for name, value in named}
+    named = chain(() if only_buffers else module.named_parameters(), module.named_buffers())
+    before = {name: value.detach().to("cpu", copy=True) for name, value in named if not is_lazy(value)}
     modes = [(part, part.training) for part in module.modules()]
     drawn = generators.state(device)
     module.zero_grad()
@@ -113,15 +108,9 @@ def put_back(module: nn.Module, device: torch.device | None = None, *, only_buff
     finally:
         module.zero_grad()
         with torch.no_grad():
-            for name, value in _tensors(module):
-                if name in before and before[name].shape == value.shape:
+            for name, value in chain(module.named_parameters(), module.named_buffers()):
+                if name in before and not is_lazy(value) and before[name].shape == value.shape:
                     value.copy_(before[name])
         for part, mode in modes:
             part.training = mode
         generators.restore(drawn, device)
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields weights and buffers by name, except lazy ones."""
-    named = chain(module.named_parameters(), module.named_buffers())
-    return ((name, value) for name, value in named if not is_lazy(value))

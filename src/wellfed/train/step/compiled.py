@@ -14,8 +14,6 @@ from wellfed.errors import first_line
 from wellfed.train.step.loss_faults import add_context, output_of
 
 _LOG = logging.getLogger(__name__)
-WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
-"""``gpu.compile`` modes in which torch records CUDA graphs."""
 
 
 class Compiled:
@@ -27,10 +25,8 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], mode: str, on_failure: Callable[[str], None]) -> None:
         """``mode``: a value of ``gpu.compile``; ``none`` does not compile."""
         self._function, self._on_failure = function, on_failure
-        self._compiled: Callable[..., Any] | None = None
-        if mode != "none":
-            self._compiled = torch.compile(function, mode=mode)
-        self._has_graphs = mode in WITH_CUDA_GRAPHS
+        self._compiled: Any = None if mode == "none" else torch.compile(function, mode=mode)
+        self._has_graphs = mode in ("reduce-overhead", "max-autotune")
         self.has_compiled = False
         """True after a call that compiled, as a new shape makes it; reset by the reader."""
 

@@ -25,17 +25,17 @@ def make_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
         states = [optimizer.state.get(weight) for weight in weights]
-        if not (all(states) and _has_usual_options(group) and _are_usual(weights)):
+        if not (all(states) and _is_usual(group, weights)):
             optimizer.step()
             return
-        found.append((group, weights, states))
+        if weights:
+            found.append((group, weights, states))
     was_enabled = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
     try:
         for group, weights, states in found:
-            if weights:
-                is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
-                _update(torch._fused_adamw_ if is_decoupled else torch._fused_adam_, group, weights, states)
+            is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
+            _update(torch._fused_adamw_ if is_decoupled else torch._fused_adam_, group, weights, states)
     finally:
         torch._C._set_grad_enabled(was_enabled)
 
@@ -49,17 +49,14 @@ def _is_observed(optimizer: torch.optim.Optimizer) -> bool:
     return is_replaced or bool(hooks) or torch._C._autograd._profiler_enabled()
 
 
-def _has_usual_options(group: dict[str, Any]) -> bool:
+def _is_usual(group: dict[str, Any], weights: list[nn.Parameter]) -> bool:
+    """Returns whether the options are plain numbers, and the weights dense parameters of one device and type."""
     if group["amsgrad"] or group["maximize"] or group["capturable"] or group["differentiable"] or not group["fused"]:
         return False
-    return Tensor not in {*map(type, (group["lr"], *group["betas"]))}
-
-
-def _are_usual(weights: list[nn.Parameter]) -> bool:
-    """Returns whether all are dense parameters of one device and type."""
     kinds = {(type(one), one.device, one.dtype, one.grad.is_sparse) for one in weights if one.grad is not None}
     kind, *_, is_sparse = next(iter(kinds), (nn.Parameter, False))
-    return len(kinds) <= 1 and kind is nn.Parameter and not is_sparse
+    is_one_kind = len(kinds) <= 1 and kind is nn.Parameter and not is_sparse
+    return is_one_kind and Tensor not in {*map(type, (group["lr"], *group["betas"]))}
 
 
 def _update(kernel: Callable[..., Any], group: dict[str, Any], weights: list[Any], states: list[Any]) -> None:
@@ -72,13 +69,9 @@ def _update(kernel: Callable[..., Any], group: dict[str, Any], weights: list[Any
         [state["exp_avg_sq"] for state in states],
         [],
         steps,
-        lr=group["lr"],
+        **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")},
         beta1=beta1,
         beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
         grad_scale=None,
         found_inf=None,
     )

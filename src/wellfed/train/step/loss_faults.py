@@ -14,8 +14,6 @@ from wellfed.contract import Batch, LossOutput
 from wellfed.errors import ModelError, WellfedError, is_the_users
 from wellfed.train.memory import oom
 
-_ONE_VALUE = "Expected more than 1 value per channel when training"
-"""Text of the error of torch's BatchNorm for a batch of one sample."""
 _RETURN = "Return the loss as a tensor of one number, a dict with 'loss', or LossOutput(loss, metrics={...})."
 _OWN_FIGURES = {"loss": "the loss", "lr": "the learning rate"}
 """Names that the engine records itself -> what they mean."""
@@ -32,10 +30,21 @@ def output_of(given: Any, name: str, *, needs_gradient: bool) -> LossOutput:
         ModelError: the value can't be used as a loss, or a metric beside it is not one number or has a name of the
             engine's own.
     """
-    output = given if isinstance(given, LossOutput) else _converted(given, name)
-    loss = output.loss
+    if isinstance(given, Mapping):
+        if "loss" not in given:
+            keys = ", ".join(map(str, given)) or "nothing"
+            raise ModelError(f"{name} returned a dict without 'loss'; it has {keys}. {_RETURN}")
+        # A tensor of shape [1] may be the scores of one sample.
+        figures = {str(key): value for key, value in given.items() if key != "loss" and _is_scalar(value)}
+        output = LossOutput(given["loss"], metrics=figures)
+    else:
+        output = given if isinstance(given, LossOutput) else LossOutput(given)
+    loss: Any = output.loss
     if not isinstance(loss, Tensor):
-        raise ModelError(f"{name} returned {_kind(loss)} as the loss. {_way_out_of(loss)}")
+        way_out = "Is its return statement missing?" if loss is None else ""
+        if isinstance(loss, (int, float)):
+            way_out = "Leave out .item() and float(): a number has no gradient."
+        raise ModelError(f"{name} returned {_kind(loss)} as the loss. {way_out} {_RETURN}".replace("  ", " "))
     if loss.dim():
         if loss.numel() != 1:
             raise ModelError(
@@ -59,31 +68,15 @@ def _metric(value: Any, key: str, loss: Tensor, name: str) -> Tensor:
     if key in _OWN_FIGURES:
         problem = f"a metric has the name {key}, under which {_OWN_FIGURES[key]} is recorded"
         raise ModelError(f"{name}: {problem}. Leave it out, or rename it, such as own_{key}.")
-    is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-    if not is_number:
-        kind = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is {_kind(value)}"
-        raise ModelError(f"{name}: the metric {key} {kind}, and must be one number, such as its mean.")
-    if isinstance(value, Tensor) and value.device == loss.device:
-        return value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value if value.device == loss.device else value.to(loss.device)
     if isinstance(value, (int, float)):
         return torch.full((), float(value), device=loss.device)  # a fill; a copy would wait for the device
-    return torch.as_tensor(value, device=loss.device)
-
-
-def _converted(given: Any, name: str) -> LossOutput:
-    if isinstance(given, Tensor):
-        return LossOutput(given)
-    if isinstance(given, Mapping):
-        if "loss" not in given:
-            keys = ", ".join(map(str, given)) or "nothing"
-            raise ModelError(f"{name} returned a dict without 'loss'; it has {keys}. {_RETURN}")
-        figures = {str(key): value for key, value in given.items() if key != "loss" and _is_scalar(value)}
-        return LossOutput(given["loss"], metrics=figures)
-    raise ModelError(f"{name} returned {_kind(given)}. {_way_out_of(given)}")
+    kind = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is {_kind(value)}"
+    raise ModelError(f"{name}: the metric {key} {kind}, and must be one number, such as its mean.")
 
 
 def _is_scalar(value: Any) -> bool:
-    """Returns whether a value beside the loss is a metric. A tensor of shape [1] may be the scores of one sample."""
     if isinstance(value, Tensor):
         return value.dim() == 0
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -93,14 +86,6 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None"
     return shapes_of(value) if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
-
-
-def _way_out_of(value: Any) -> str:
-    if value is None:
-        return f"Is its return statement missing? {_RETURN}"
-    if isinstance(value, (int, float)):
-        return f"Leave out .item() and float(): a number has no gradient. {_RETURN}"
-    return _RETURN
 
 
 def add_context(error: Exception, name: str, batch: Batch, model: nn.Module) -> None:
@@ -120,7 +105,7 @@ def add_context(error: Exception, name: str, batch: Batch, model: nn.Module) -> 
     layers = [layer for frame in frames if id(layer := frame.f_locals.get("self")) in paths]
     if layers:
         error.add_note(f"It failed in the layer {paths[id(layers[-1])]}, a {type(layers[-1]).__name__}.")
-    if _ONE_VALUE in str(error):
+    if "Expected more than 1 value per channel when training" in str(error):
         error.add_note(
             "BatchNorm has no statistics of one sample. workload.drop_last=true leaves out a last batch of one."
         )

@@ -20,11 +20,14 @@ class Totals:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._values: dict[str, list[Tensor]] = {}
-        """Values that are not in the sums yet."""
         self._pending: list[tuple[str, Tensor]] = []
         self._held: list[tuple[str, Tensor]] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Deletes the sums."""
+        self._sums: dict[str, Tensor] = {}
+        self._values: dict[str, list[Tensor]] = {}  # not in the sums yet
         self.count = 0
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
@@ -69,34 +72,29 @@ class Totals:
     def _sum_up(self) -> None:
         values, self._values = self._values, {}
         for name, held in values.items():
-            at_once = torch.stack([value.to(held[-1].device) for value in held])
-            total, known = at_once.double().sum(0), self._sums.get(name)
-            self._sums[name] = total if known is None else known.to(total.device) + total  # loaded from a checkpoint
+            device = held[-1].device  # sums of a checkpoint lie on the CPU
+            total = torch.stack([value.to(device) for value in held]).double().sum(0)
+            self._sums[name] = total + self._sums[name].to(device) if name in self._sums else total
+
+    def _reduced(self, reduce: Callable[[Tensor], Tensor] | None, count: int = 1) -> dict[str, Tensor]:
+        """Returns the sums over a number of steps, reduced over ranks."""
+        self._sum_up()
+        if not self._sums:
+            return {}
+        stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / count
+        return dict(zip(self._sums, (reduce(stacked) if reduce else stacked).cpu(), strict=True))
 
     def state_dict(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
         """Returns the sums since the last `take`, reduced over ranks."""
-        self._sum_up()
-        if reduce is None or not self._sums:
-            return {"sums": dict(self._sums), "count": self.count}
-        return {"sums": dict(zip(self._sums, reduce(self._stacked()).cpu(), strict=True)), "count": self.count}
-
-    def _stacked(self) -> Tensor:
-        return torch.stack([value.reshape(()) for value in self._sums.values()])
+        return {"sums": self._reduced(reduce), "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Sets the sums."""
-        self._sums, self._values, self.count = dict(state["sums"]), {}, int(state["count"])
-
-    def forget(self) -> None:
-        """Deletes the sums."""
-        self._sums, self._values, self.count = {}, {}, 0
+        self.forget()
+        self._sums, self.count = dict(state["sums"]), int(state["count"])
 
     def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """Returns means over the steps since the last call, reduced over ranks. Waits for the device once."""
-        self._sum_up()
-        if not self._sums or not self.count:
-            return {}
-        stacked = self._stacked() / self.count
-        means = dict(zip(self._sums, (reduce(stacked) if reduce else stacked).tolist(), strict=True))
+        means = self._reduced(reduce, max(self.count, 1))
         self.forget()
-        return means
+        return {name: float(value) for name, value in means.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureModeName
-from wellfed.errors import ModelError
+from wellfed.errors import ModelError, OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import breakdown, oom
@@ -19,7 +19,6 @@ from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
 from wellfed.train.step.non_finite import OnNan, all_finite
-from wellfed.train.step.retry import StepRetry
 from wellfed.train.step.step_passes import Computation, NoWeight, StepPasses
 from wellfed.train.step.totals import Totals
 
@@ -52,6 +51,10 @@ class StepOptions:
 class TrainStep:
     """An optimizer step: a call with a batch changes the weights.
 
+    Passes that run out of memory are repeated in place with less, from the same random numbers and buffers. An
+    optimizer that runs out may have changed some weights. Other ranks wait for a rank that runs out. In both cases the
+    run continues from a checkpoint.
+
     Args:
         fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
     """
@@ -71,34 +74,25 @@ class TrainStep:
         self.was_disturbed = False
         """Whether a step compiled or was repeated, so that its time doesn't count. Reset by the reader."""
         self.totals = totals or Totals()
-        checks_losses = options.on_nan != "raise"
-        self.passes = StepPasses(computation, fallbacks.micro, self.totals, checks_losses=checks_losses)
+        self._checks_losses = options.on_nan != "raise"
+        self.passes = StepPasses(computation, fallbacks.micro, self.totals, checks_losses=self._checks_losses)
         self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
-        self._optimizer, self._micro, self._options = optimizer, fallbacks.micro, options
+        self._optimizer, self._fallbacks, self._options = optimizer, fallbacks, options
         self._on_event = on_event
-        clip, retries = options.gradient_clip, options.on_oom == "retry"
-        self._clip = self._ranks.clipping(optimizer, clip) if clip else None
+        self._clip = self._ranks.clipping(optimizer, options.gradient_clip) if options.gradient_clip else None
+        self._adapts = options.goes_on(is_training=True)
+        self._repeats = options.on_oom == "retry" and self._ranks.size == 1
+        self._start = StepStart(self._model, self._device) if self._repeats or self._checks_losses else None
+        self._growth = MemoryGrowth(self._device)
+        # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
+        self._attempts = oom.Attempts()
         self._delivery: Delivery | None = None
         self._first_loss: Tensor | None = None
         """Loss of the current step, from the weights before it; None before its first passes."""
-        self._is_left_out = False
+        self._is_left_out = self._is_in_passes = False
         self._num_empty = 0
         self._is_split_checked = False
-        self._start = StepStart(self._model, self._device) if retries or checks_losses else None
-        self._takes_start = self._start is not None and not retries  # else `StepRetry` does
-        self._growth = MemoryGrowth(self._device)
-        self._retry = StepRetry(
-            None if options.on_oom == "raise" else fallbacks,
-            self._start if retries else None,
-            forget=self._forget_failed,
-            way_out=self._way_out,
-            on_event=on_event,
-            growth=self._growth,
-            may_adapt=options.may_adapt,
-            ranks=self._ranks,
-        )
-        self._adapts = options.goes_on(is_training=True)
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Makes a step on a batch; returns the loss before the step.
@@ -109,16 +103,20 @@ class TrainStep:
             DataError: the batch must be cut into micro-batches, or may have to be, and can't be.
         """
         self.number += 1
-        self._retry.step = self.number
-        self._is_left_out = False
+        self._is_left_out = self._is_in_passes = False
         if not (self._is_split_checked or delivery.is_padding):
             self._is_split_checked = True
-            if self._micro.size < delivery.size or (self._adapts and self._micro.may_step_down):
+            micro = self._fallbacks.micro
+            if micro.size < delivery.size or (self._adapts and micro.size > 1):
                 self._computation.prepare.check_split(delivery.batch, delivery.size)
-        self._ranks.begin_step()
         self._delivery, self._first_loss = delivery, None
         try:
-            self._retry.optimizer_step(self._optimizer, self._step)
+            if self._options.on_oom == "raise":
+                self._step()
+            else:
+                _, failure = self._attempts(self._step)
+                if failure is not None:
+                    raise self._end_of_step(failure)
         except NoWeight:
             return self._changed_nothing()
         finally:
@@ -127,9 +125,8 @@ class TrainStep:
         self._growth.note(self.number)
         if self._is_left_out:
             self._on_event("nan", step=self.number, action="skip")
-        if self._loss.has_compiled or self._retry.has_retried:
-            self._loss.has_compiled = self._retry.has_retried = False
-            self.was_disturbed = True
+        if self._loss.has_compiled:
+            self._loss.has_compiled, self.was_disturbed = False, True
         return self._taken_loss()
 
     def _taken_loss(self) -> Tensor:
@@ -152,19 +149,21 @@ class TrainStep:
 
     def _gradients(self) -> Tensor:
         """Computes gradients for the optimizer, which may call it repeatedly; returns the loss."""
-        if self._takes_start and self._start is not None:
-            self._start.take()
+        passes = self._passes_until_they_fit if self._repeats else self._run_passes
+        if self._start is not None:
+            self._start.is_taken = False
+        self._is_in_passes = True
         if torch.is_grad_enabled():
-            loss = self._retry.gradients(self._run_passes)
+            loss = passes()
         else:
             with torch.enable_grad():  # an optimizer's step may disable gradients
-                loss = self._retry.gradients(self._run_passes)
+                loss = passes()
+        self._is_in_passes = False
         if self._first_loss is None:
             self._first_loss = loss
         self.totals.hold()
-        self._ranks.average_gradients()
         self.passes.mark((OPTIMIZER, self.passes.now_s()))
-        if self._options.on_nan != "raise":
+        if self._checks_losses:
             self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
                 self._leave_out()
@@ -176,6 +175,8 @@ class TrainStep:
 
     def _run_passes(self) -> Tensor:
         assert self._delivery is not None
+        if self._start is not None and not self._start.is_taken:
+            self._start.take()
         loss: Tensor | None = None
         try:
             loss = self.passes(self._delivery)
@@ -187,13 +188,61 @@ class TrainStep:
             if self._start is not None:
                 self._start.restore()
             loss = self.passes(self._delivery)
-        self._ranks.prepare_average()
+        self._ranks.check_gradients()
         return loss
 
-    def _forget_failed(self) -> None:
-        """Deletes what a failed attempt has left. The time until here counts to the phase that failed."""
-        self.passes.mark((OTHER, self.passes.now_s()))
+    # -- out of memory ------------------------------------------------------------------------------------------------
+
+    def _passes_until_they_fit(self) -> Tensor:
+        """Makes the passes, after each memory failure with the next fallback."""
+        assert self._start is not None
+        while True:
+            loss, failure = self._attempts(self._run_passes)
+            if failure is None:
+                assert loss is not None
+                return loss
+            self._take_less(failure, "")
+            self._start.restore()
+
+    def _end_of_step(self, failure: oom.MemoryFailure) -> OutOfMemoryExhausted:
+        """Returns the error that ends a step which can't be repeated, after taking the next fallback for a restart."""
+        where = f" on rank {self._ranks.number}" if self._ranks.size > 1 else ""
+        where += "" if self._is_in_passes else f" in the optimizer's step {self.number},"
+        message = self._take_less(failure, where)
+        return RestartNeeded(message, self._fallbacks.changes(), failure.kind, is_suspect=failure.is_suspect)
+
+    def _take_less(self, failure: oom.MemoryFailure, where: str) -> str:
+        """Frees what a failed attempt has left, and takes the next fallback; returns the failure in a sentence.
+
+        Raises:
+            OutOfMemoryExhausted: no fallback is left, none is allowed, or memory grows with every step.
+        """
+        self.passes.mark((OTHER, self.passes.now_s()))  # the time until here counts to the phase that failed
         self.passes.forget()
+        oom.release()
+        self._on_event("oom", step=self.number, message=failure.message)
+        fallbacks, grown = self._fallbacks, self._growth.describe()
+        tried = fallbacks.tried()
+        changed = None
+        if self._adapts and not grown:
+            changed = fallbacks.step_down(None if self._is_in_passes else self._optimizer)
+        if changed is None:  # a last fallback may have run out of memory itself
+            message = f"Out of memory{where} with {fallbacks.tried()}: {failure.message}"
+            text = f"{grown} {message}" if grown else f"{message} {self._way_out(failure.kind)}"
+            raise OutOfMemoryExhausted(text, failure.kind)
+        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
+        self.was_disturbed = True
+        return f"Out of memory{where} with {tried}: {failure.message}"
+
+    def _way_out(self, kind: oom.Kind) -> str:
+        """Returns text with the largest users of memory and overrides that need less."""
+        if kind == "host_oom":
+            ways = "fewer loader.num_workers, a smaller loader.prefetch_factor, a smaller workload.model"
+            return f"It is the host's memory. Next: {ways}, or a machine with more memory."
+        features = self._computation.features()
+        parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
+        ahead = self._options.batches_ahead
+        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead)
 
     # -- steps that are left out --------------------------------------------------------------------------------------
 
@@ -226,16 +275,6 @@ class TrainStep:
             else:
                 weight.grad = None  # an optimizer skips weights without a gradient
         self.totals.drop(held=True)
-
-    def _way_out(self, kind: oom.Kind) -> str:
-        """Returns text with the largest users of memory and overrides that need less."""
-        if kind == "host_oom":
-            ways = "fewer loader.num_workers, a smaller loader.prefetch_factor, a smaller workload.model"
-            return f"It is the host's memory. Next: {ways}, or a machine with more memory."
-        features = self._computation.features()
-        parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
-        ahead = self._options.batches_ahead
-        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
