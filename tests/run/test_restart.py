@@ -21,7 +21,7 @@ from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
 from wellfed.record.entries import RunRecord
-from wellfed.run.restart import MOST_RESTARTS, Restarts, with_changes
+from wellfed.run.restart import MOST_RESTARTS, Restarts, with_changes, words_again
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 STEP, SAMPLES = 8, 44
@@ -316,18 +316,27 @@ def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
     assert caught.value.kind == "host_oom"
 
 
-def test_ranks_go_on_from_the_checkpoint_of_rank_0_which_all_must_see(tmp_path: Path) -> None:
-    (tmp_path / "last.ckpt").touch()
-    seen = [True, True]
-
-    def all_gather(kind: str, own: Any) -> list[Any]:
-        return seen if kind == "is there" else [tmp_path / "last.ckpt", own]
-
-    found = Restarts(tmp_path / "of_rank_1", None, all_gather)
-    assert found.checkpoint_for(RestartNeeded("no room.", {})) == tmp_path / "last.ckpt"
-    seen[0] = False
-    with pytest.raises(OutOfMemoryExhausted, match=r"last\.ckpt is not on the disk of all machines"):
-        found.checkpoint_for(RestartNeeded("no room.", {}))
+@pytest.mark.parametrize(
+    ("words", "changes", "folder", "expected"),
+    [
+        (
+            ["src/train.py", "memory.accumulate=2", "trainer.devices=2"],
+            {"memory.micro_batch": 4},
+            None,
+            ["src/train.py", "trainer.devices=2", "++memory.micro_batch=4", "++memory.accumulate=null"],
+        ),
+        (
+            ["-m", "wellfed", "train", "resume=auto", "++workload.optimizer.foreach=true"],
+            {"workload.optimizer.foreach": False},
+            Path("/logs/w"),
+            ["-m", "wellfed", "train", "++workload.optimizer.foreach=false", "resume=/logs/w"],
+        ),
+    ],
+)
+def test_ranks_are_started_again_by_the_same_command(
+    words: list[str], changes: dict[str, object], folder: Path | None, expected: list[str]
+) -> None:
+    assert words_again(words, changes, folder) == expected
 
 
 def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:

@@ -1,50 +1,55 @@
-"""Restarts from a checkpoint with less memory, after an out-of-memory error in a step that can't be repeated.
+"""Restarts with less memory from the last checkpoint, after an out-of-memory error in a step that can't be repeated.
 
-Data, model, optimizer and loaders are made anew in the same process, as in a resumed run. Memory of the failed training
-is freed first. Several ranks restart together.
+One process makes data, model, optimizer and loaders anew, as in a resumed run (`Restarts`). Ranks that wait in a
+collective can't do so. Rank 0, which has started the others, ends them and replaces itself by the same command
+(`RestartOfRanks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from wellfed.config.quoting import assigned
 from wellfed.config.schema import RunConfig
-from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
 from wellfed.plan.run_plan import Decided, RunPlan, Section
-from wellfed.ranks import largest_share
+from wellfed.ranks import INVITATION, largest_share
+from wellfed.record.entries import RunRecord
 from wellfed.run.folder.resume import latest_checkpoint
+from wellfed.train.loop.place import own_command
 from wellfed.units import counted
 
 MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
+_FILE, _REASON = ".restart.json", "WELLFED_RESTART"
+"""File in the run folder with which a rank asks for a restart; environment variable of the restarted command."""
+_POLL_S, _WAIT_S = 0.5, 60.0
 
 
 class Restarts:
-    """Restarts of one run, with the changes for each."""
+    """Restarts of a run of one process, with the changes for each."""
 
-    def __init__(
-        self,
-        folder: Path,
-        began_with: Path | None,
-        all_gather: Callable[[str, Any], list[Any]] = lambda kind, own: [own],
-    ) -> None:
-        """
-        Args:
-            began_with: checkpoint of any run that the run started from; None = it began without one.
-            all_gather: gives each rank the objects of all ranks, in their order.
-        """
-        self._folder, self._began_with, self._all_gather = folder, began_with, all_gather
+    def __init__(self, folder: Path, began_with: Path | None) -> None:
+        """``began_with``: checkpoint of any run that the run started from; None = it began without one."""
+        self._folder, self._began_with = folder, began_with
         self._tried: list[str] = []
         self._was_suspect = False
 
     def checkpoint_for(self, needed: RestartNeeded) -> Path | None:
-        """Returns the checkpoint to restart from, rank 0's on all ranks; None = from the beginning.
+        """Returns the checkpoint to restart from; None = from the beginning.
 
         Raises:
-            OutOfMemoryExhausted: the run was restarted too often, or not all machines have the checkpoint.
+            OutOfMemoryExhausted: the run was restarted too often.
         """
         if len(self._tried) == MOST_RESTARTS:
             raise OutOfMemoryExhausted(f"{needed} {self._history()}, and is not again.", needed.kind)
@@ -53,12 +58,7 @@ class Restarts:
             raise OutOfMemoryExhausted(message, needed.kind)
         self._was_suspect = needed.is_suspect
         self._tried.append(show_changes(needed.changes))
-        own = latest_checkpoint(self._folder) or self._began_with
-        checkpoint: Path | None = self._all_gather("checkpoint", own and own.resolve())[0]
-        if not all(self._all_gather("is there", checkpoint is None or checkpoint.is_file())):
-            message = f"{needed} The run can't go on by itself, since {checkpoint} is not on the disk of all machines."
-            raise OutOfMemoryExhausted(message, needed.kind)
-        return checkpoint
+        return latest_checkpoint(self._folder) or self._began_with
 
     def add_to(self, error: OutOfMemoryExhausted) -> None:
         """Adds the restarts so far to the message of the error that ends the run."""
@@ -67,6 +67,61 @@ class Restarts:
 
     def _history(self) -> str:
         return f"The run has been restarted {counted(len(self._tried), 'time')} ({', then '.join(self._tried)})"
+
+
+class RestartOfRanks:
+    """Restart of ranks that rank 0 has started. Make it before they start, since their environment is rank 0's too."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: the run folder, in which any rank asks for a restart."""
+        self._folder = folder
+        self._environ = {name: value for name, value in os.environ.items() if name != INVITATION}
+
+    def listen(self) -> None:
+        """Restarts all ranks as soon as one asks for it. A thread does, since rank 0 may wait in a collective."""
+        threading.Thread(target=self._listen, name="wellfed-restart", daemon=True).start()
+
+    def ask(self, needed: RestartNeeded) -> None:
+        """Asks rank 0 for a restart, which ends this process. Returns if rank 0 does not answer."""
+        written = self._folder / f"{_FILE}.{os.getpid()}"
+        written.write_text(json.dumps({"because": str(needed), "changes": needed.changes}), encoding="utf-8")
+        written.replace(self._folder / _FILE)
+        time.sleep(_WAIT_S)
+
+    def _listen(self) -> None:
+        file = self._folder / _FILE
+        while not file.exists():
+            time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # rank 0 may be writing a checkpoint
+        reason = file.read_text(encoding="utf-8")
+        file.unlink()
+        changes, checkpoint = json.loads(reason)["changes"], latest_checkpoint(self._folder)
+        where = "No checkpoint yet: starting again" if checkpoint is None else f"Restarting from {checkpoint.name}"
+        print(f"{json.loads(reason)['because']}\n{where} with {show_changes(changes)}", flush=True)
+        # A resume refuses a run whose process, which is this one, is alive.
+        replace(RunRecord.read(self._folder), status="oom", exit_code=EXIT_OUT_OF_MEMORY).write(self._folder)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        words = words_again(own_command(), changes, None if checkpoint is None else self._folder)
+        os.execve(sys.executable, words, {**self._environ, _REASON: reason})
+
+
+def words_again(words: list[str], changes: Mapping[str, object], folder: Path | None) -> list[str]:
+    """Returns the words of a command that makes the same training with changes; ``folder`` = it resumes that run."""
+    if "memory.micro_batch" in changes:
+        changes = {**changes, "memory.accumulate": "null"}
+    more = [f"++{show_changes({knob: value})}" for knob, value in changes.items()]
+    left_out = set(changes)
+    if folder is not None:
+        left_out |= {"resume", "rerun"}
+        more.append(assigned("resume", str(folder)))
+    return [*(word for word in words if word.lstrip("+").partition("=")[0] not in left_out), *more]
+
+
+def reason_of_restart() -> dict[str, Any] | None:
+    """Returns why another process has restarted this command, once: ``because`` and ``changes``; None = it did not."""
+    reason = os.environ.pop(_REASON, None)
+    return None if reason is None else json.loads(reason)
 
 
 def show_changes(changes: Mapping[str, object]) -> str:

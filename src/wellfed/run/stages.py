@@ -33,7 +33,7 @@ from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun
-from wellfed.run.restart import Restarts, show_changes, with_changes
+from wellfed.run.restart import RestartOfRanks, Restarts, reason_of_restart, show_changes, with_changes
 from wellfed.train.memory import oom
 from wellfed.units import for_stream, show_text
 
@@ -56,6 +56,7 @@ class Run:
         target = start.target and replace(start.target, checkpoint=start.target.checkpoint.resolve())
         shared = start.shared or SharedRun(start.composed, target, start.folder.path.resolve())
         self._others = OtherRanks(self._rank, shared, start.exchange)
+        self._again = RestartOfRanks(shared.folder)
         self._passes: GuestPasses | PlainPasses | None = None
         self._has_trained = False
 
@@ -116,7 +117,12 @@ class Run:
                 passes.measure(start.composed.config.sweep.trial_steps, start.stop, self._started)
                 usage.stop()
                 return
-            restarts, began_s = Restarts(self._folder, checkpoint, self._others.all_gather), books.journal.time_s()
+            restarts, began_s = Restarts(self._folder, checkpoint), books.journal.time_s()
+            if (reason := reason_of_restart()) is not None:
+                name = None if checkpoint is None else str(checkpoint)
+                books.journal.event("restart", step=record.steps, checkpoint=name, **reason)
+            if self._restarts_ranks and self._rank == 0:
+                self._again.listen()
             while (needed := self._fit(passes, checkpoint, restarts)) is not None:
                 checkpoint = restarts.checkpoint_for(needed)
                 passes.close()
@@ -153,12 +159,24 @@ class Run:
         except RestartNeeded as needed:
             if start.composed.config.memory.on_oom is not OnOom.retry:
                 raise
+            if self._others.exchange is not None:
+                if not self._restarts_ranks:
+                    text = f"{needed} Start all ranks again with {show_changes(needed.changes)}."
+                    raise OutOfMemoryExhausted(text, needed.kind) from None
+                self._again.ask(needed)
+                raise
             needed.__context__ = None
             return needed.with_traceback(None)  # the frames hold tensors of the failed step
         except OutOfMemoryExhausted as error:
             restarts.add_to(error)
             raise
         return None
+
+    @property
+    def _restarts_ranks(self) -> bool:
+        """Whether this run has started its other ranks itself, by a command that can be started again from here."""
+        exchange = self._others.exchange
+        return exchange is not None and exchange.launch.by == "Lightning" and not self._start.composed.changes_folder
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
         start = self._start

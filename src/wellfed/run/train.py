@@ -228,13 +228,15 @@ def spin_less(environ: MutableMapping[str, str]) -> None:
 
 
 def _quiet_torch(environ: MutableMapping[str, str]) -> None:
-    """Stops torch from printing C++ frames on other ranks when rank 0 is gone. Call it before torch is imported."""
+    """Stops torch from printing C++ frames when a rank is gone, and DDP's advice. Call it before torch is imported."""
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """Sets what torch reads once, when it is imported or CUDA starts. The user's own values are kept."""
     spin_less(environ)
+    if config.trainer.world_size > 1:
+        _quiet_torch(environ)
     if config.gpu.allocator is Allocator.expandable:
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 

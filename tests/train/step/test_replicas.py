@@ -158,11 +158,10 @@ def one_of_two(number: int, folder: Path) -> None:
     join(number, folder)
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
     ranks = Replicas(torch.nn.parallel.DistributedDataParallel(Calling(layers), find_unused_parameters=True))
+    used = [layers[0]] + [layers[1]] * number
     for _ in range(2):
         layers.zero_grad()
-        used = [layers[0]] + [layers[1]] * number
-        loss = ranks.forward(lambda: sum((1 + number) * layer(torch.ones(2)).sum() for layer in used))
-        ranks.backward(loss)
+        ranks.backward(ranks.forward(lambda: (1 + number) * sum(layer(torch.ones(2)).sum() for layer in used)))
     asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number)
     leave(number, folder, ([layer.weight.grad for layer in layers], asked))
 

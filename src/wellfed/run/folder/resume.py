@@ -209,6 +209,8 @@ _NOT_EVALUATED = tuple(
 
 _TRAIN_ENCODER = "workload.model.train_encoder"
 """Knob that a resume may set to true: the encoder of the features is trained from there on."""
+_FOREACH = "workload.optimizer.foreach"
+"""Knob that a restart sets to false after out of memory: one weight at a time, with the same result."""
 
 
 def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord, *, evaluates: bool = False) -> list[str]:
@@ -228,7 +230,7 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord, *, evalua
             continue
         if evaluates and name.startswith(_NOT_EVALUATED):
             continue
-        if not evaluates and name == _TRAIN_ENCODER and values == [False, True]:
+        if not evaluates and (name == _FOREACH or (name == _TRAIN_ENCODER and values == [False, True])):
             continue
         is_of_machine = evaluates and composed.follows(name, "trainer.", "gpu.", "paths.", "oc.env:")
         if _is_moved(*values) or is_of_machine:

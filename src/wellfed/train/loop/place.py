@@ -157,7 +157,13 @@ def quiet_fabric() -> None:
         if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
             logger.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+
+
+def own_command() -> list[str]:
+    """Returns the command of this process, as Fabric starts the other ranks with it."""
+    from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd
+
+    return list(_basic_subprocess_cmd())
 
 
 def meeting_place(by: Literal["torchrun", "srun", "Lightning"]) -> tuple[str, int]:
