@@ -35,7 +35,7 @@ def made_workload(
 ) -> MadeWorkload:
     """Builds the workload of its yaml once for all its tests."""
     words = request.cls.words_for(workload, tmp_path_factory.mktemp("workload"))
-    made = MadeWorkload.of(workload, words)
-    if made.planner.parts.guest is not None:
+    made = MadeWorkload(workload, words)
+    if made.parts.guest is not None:
         pytest.skip("Lightning's Trainer makes the steps")
     return made

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import generators
-from wellfed.batches import Delivery, named_tensors
+from wellfed.batches import Delivery, named_tensors, shapes_of
 from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, Batch, Datasets, FeatureModeName, FeatureSource, LossOutput
 from wellfed.data.backends.batch_builder import BatchBuilder
@@ -55,85 +55,50 @@ def differences(one: Batch, other: Batch, tolerance: float = 0.0) -> str:
     Args:
         tolerance: absolute and relative tolerance of floating point numbers.
     """
-    left, right = named_tensors(one), named_tensors(other)
-    if [name for name, _ in left] != [name for name, _ in right]:
-        return f"they hold {_listed(left)} and {_listed(right)}"
-    found = (_difference(name, value, match, tolerance) for (name, value), (_, match) in zip(left, right, strict=True))
-    return "; ".join(filter(None, found))
+    left, right = dict(named_tensors(one)), dict(named_tensors(other))
+    if list(left) != list(right):
+        return f"they hold {', '.join(left) or 'no tensors'} and {', '.join(right) or 'no tensors'}"
+    found = [(name, _difference(value, right[name], tolerance)) for name, value in left.items()]
+    return "; ".join(f"{name} {text}" for name, text in found if text)
 
 
-def _listed(named: list[tuple[str, Tensor]]) -> str:
-    return ", ".join(name for name, _ in named) or "no tensors"
-
-
-def _difference(name: str, one: Tensor, other: Tensor, tolerance: float) -> str:
+def _difference(one: Tensor, other: Tensor, tolerance: float) -> str:
     if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return f"{name} is {_kind(one)} and {_kind(other)}"
-    if torch.equal(one, other):
-        return ""
+        return f"is {shapes_of(one)} and {shapes_of(other)}"
     if one.is_floating_point() or one.is_complex():
-        if torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True):
-            return ""
-        gap = (one - other).abs().nan_to_num(torch.inf).masked_fill(one.isnan() & other.isnan(), 0)
-        return f"{name} differs by up to {float(gap.max()):.3g}"
-    return f"{name} differs in {int((one != other).sum())} of {one.numel()} values"
+        unequal = ~torch.isclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+        gaps = (one - other)[unequal].abs().nan_to_num(torch.inf)
+        return f"differs by up to {float(gaps.max()):.3g}" if len(gaps) else ""
+    num_unequal = int((one != other).sum())
+    return f"differs in {num_unequal} of {one.numel()} values" if num_unequal else ""
 
 
-def _kind(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-
-
-@dataclass(frozen=True)
 class MadeWorkload:
     """Data and model of a workload, built from its yaml on the CPU."""
 
-    name: str
-    planner: Planner
-
-    @classmethod
-    def of(cls, name: str, words: Sequence[str]) -> MadeWorkload:
+    def __init__(self, name: str, words: Sequence[str]) -> None:
         """Composes the overrides, reads the data and builds the model."""
         with plainly(name), generators.kept(), compose(words).without_folder() as composed:
-            return cls(name, Planner.start(composed, machine(torch_cuda())))
+            self._planner = Planner.start(composed, machine(torch_cuda()))
+        self.name, self._config = name, self._planner.config
+        self.parts = parts = self._planner.parts
+        self.data = parts.data
+        """All splits, before a mode of features is chosen."""
+        self.is_stream = is_stream(self.data.train)
+        self.loss_name, self.data_name = f"{type(parts.model).__name__}.loss", type(self.data.train).__name__
+        """Names of the model's loss and of the training data in messages."""
+        self.modes: tuple[FeatureModeName | None, ...] = (None,)
+        """Correct modes of features, the usual one first; (None,) without features."""
+        if parts.features is not None:
+            self.modes = ("dynamic",) if parts.features.trainable else FEATURE_MODES
 
     def fail(self, text: str) -> NoReturn:
         """Fails the test; the text begins with the name of the workload."""
         fail(f"workload={self.name}: {text}")
 
-    @property
-    def loss_name(self) -> str:
-        """Name of the model's loss in messages."""
-        return f"{type(self.planner.parts.model).__name__}.loss"
-
-    @property
-    def data_name(self) -> str:
-        """Name of the training data in messages."""
-        return type(self.data.train).__name__
-
-    @property
-    def data(self) -> Datasets:
-        """All splits, before a mode of features is chosen."""
-        return self.planner.parts.data
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the training data are a stream."""
-        return is_stream(self.data.train)
-
-    @property
-    def splits_itself(self) -> bool:
-        """Whether the training data have a ``split`` of their own."""
-        return callable(getattr(self.data.train, "split", None))
-
-    @property
-    def modes(self) -> tuple[FeatureModeName | None, ...]:
-        """Correct modes of features, the usual one first; (None,) without features."""
-        features = self.planner.parts.features
-        return (None,) if features is None else ("dynamic",) if features.trainable else FEATURE_MODES
-
     def model(self) -> nn.Module:
         """Returns a copy of the model as built."""
-        return copy.deepcopy(self.planner.parts.model)
+        return copy.deepcopy(self.parts.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossOutput:
         """Returns the model's loss on a prepared batch, checked as in training."""
@@ -142,18 +107,17 @@ class MadeWorkload:
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the workload's optimizer for a copy of the model."""
-        planner, parts = self.planner, self.planner.parts
         with plainly(self.name):
-            groups = parameter_groups(model)
-            return optimizers.make_optimizer(planner.config, planner.rough(), groups, sparse=parts.has_sparse_gradients)
+            rough, groups, sparse = self._planner.rough(), parameter_groups(model), self.parts.has_sparse_gradients
+            return optimizers.make_optimizer(self._config, rough, groups, sparse=sparse)
 
     def data_for(self, mode: FeatureModeName | None) -> Datasets:
         """Returns the splits for a mode of features."""
-        return self.planner.parts.for_features(mode).data
+        return self.parts.for_features(mode).data
 
     def source(self, mode: FeatureModeName | None) -> FeatureSource | None:
         """Returns feature rows in that mode; None without features."""
-        features = self.planner.parts.features
+        features = self.parts.features
         return None if features is None or mode is None else hold(features, mode, CPU)
 
     def first_batch(self, mode: FeatureModeName | None) -> Delivery:
@@ -161,17 +125,13 @@ class MadeWorkload:
         data = self.data_for(mode)
         with plainly(self.name):
             size = min(SAMPLES, len(data.train)) if hasattr(data.train, "__len__") and not self.is_stream else SAMPLES
-            config = self.planner.config
-            config = replace(config, workload=replace(config.workload, drop_last=False))
-            loader = loaders.make_train_loader(config, LoaderSettings(), data, batch_size=size)
-            try:
+            config = replace(self._config, workload=replace(self._config.workload, drop_last=False))
+            with closing(loaders.make_train_loader(config, LoaderSettings(), data, batch_size=size)) as loader:
                 return next(iter(loader))
-            finally:
-                loader.close()
 
     def preparation(self, mode: FeatureModeName | None, split: str = "train") -> Preparation:
         """Returns an object that calls ``on_device``, ``weight`` and ``split`` of a split's data."""
-        return Preparation(getattr(self.data_for(mode), split), self.planner.config.seed, self.planner.parts.model)
+        return Preparation(getattr(self.data_for(mode), split), self._config.seed, self.parts.model)
 
     def prepared(self, mode: FeatureModeName | None) -> Batch:
         """Returns the first batch as passed to the model."""
@@ -185,7 +145,7 @@ class MadeWorkload:
             place: number of the batch, which determines its random numbers.
         """
         data = self.data_for(mode)
-        builder = BatchBuilder(data.train, self.planner.config.seed, collate=data.collate, by_item=by_item)
+        builder = BatchBuilder(data.train, self._config.seed, collate=data.collate, by_item=by_item)
         with plainly(self.name):
             built = builder(BatchRequest(0, place, torch.arange(min(SAMPLES, len(data.train)))))
         if built.lost:

@@ -186,7 +186,7 @@ class WorkloadContract:
     def test_a_batch_is_the_same_however_it_is_cut(self, made_workload: MadeWorkload) -> None:
         """Cuts a batch differently; random augmentation depends on the sample, not on the micro-batch."""
         one = made_workload
-        if one.splits_itself:
+        if callable(getattr(one.data.train, "split", None)):
             pytest.skip("the data cut their batches themselves")
         mode = one.modes[0]
         prepare, delivery, source = one.preparation(mode), one.first_batch(mode), one.source(mode)
