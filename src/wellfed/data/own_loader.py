@@ -26,8 +26,6 @@ from wellfed.errors import DataError
 
 UNKNOWN_LENGTH = 2**53
 """Length reported for a user's loader, which no epoch reaches: its deliveries tell which one is the last."""
-_MOST_LISTS = 100
-"""Maximum number of lists of a batch sampler that are read to learn the samples of a step."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def has_own_batches(loader: Any) -> bool:
 
 
 def step_size(loader: Any) -> int | None:
-    """Returns the samples of a loader's batch, or of the largest list of its batch sampler; None if unknown."""
+    """Returns the samples of a loader's batch, or of the largest list that its batch sampler is; None if unknown."""
     if not isinstance(loader, DataLoader) or isinstance(loader, BareStream):
         return None
     sampler: Any = loader.batch_sampler
@@ -70,12 +68,7 @@ def step_size(loader: Any) -> int | None:
         return loader.batch_size
     if isinstance(own := getattr(sampler, "batch_size", None), int):
         return own
-    try:
-        with generators.kept(sampler):  # a copy, since a sampler may change itself while it is read
-            lists = iter(copy.deepcopy(sampler, {id(loader.dataset): loader.dataset}))
-            return max((len(one) for one in islice(lists, _MOST_LISTS)), default=None)
-    except Exception:  # noqa: BLE001  it can't be copied, or fails: training shows that, and the number is typed
-        return None
+    return max(map(len, sampler), default=None) if isinstance(sampler, (list, tuple)) else None
 
 
 def first_batch(loader: Any, size: int) -> Any:
@@ -133,14 +126,13 @@ class OwnLoader:
         self._methods = batches.methods(self._dataset)
         self._is_here = getattr(loader, "num_workers", 0) == 0
         """Whether this process reads the dataset, and not a copy in a worker."""
-        self._epoch = self._next_batch = self._total = 0
+        self._epoch = self._next_batch = 0
         self._is_over = False
         self._start: dict[str, Any] | None = None
         """States of generators at the start of the epoch."""
         self._before = BeforeReading()
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
-        self._running: object = None
         self._agrees = world_size > 1 and not isinstance(getattr(loader, "batch_sampler", None), RankBatches)
         if self._agrees:
             self.on_own: Callable[[], None] = lambda: None
@@ -165,35 +157,30 @@ class OwnLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch."""
-        stream = {"total": self._total, "is_over": self._is_over, "start": self._start, "state": self._state}
-        return {"epoch": self._epoch, "batch": self._next_batch, "stream": {**stream, "ahead": self._before.state}}
+        place = {"start": self._start, "state": self._state, "ahead": self._before.state}
+        return {"epoch": self._epoch, "batch": self._next_batch, "stream": {"is_over": self._is_over, **place}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position."""
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
-        found = state.get("stream", {})
-        self._total = found.get("total", self._next_batch)
-        self._is_over = bool(found.get("is_over")) and self._next_batch > 0
-        place = found if self._next_batch else {}
+        place = state.get("stream", {}) if self._next_batch else {}
+        self._is_over = bool(place.get("is_over"))
         self._start, self._state, self._before.state = (place.get(name) for name in ("start", "state", "ahead"))
 
     def __iter__(self) -> Iterator[Delivery]:
-        running = self._running = object()
         if self._is_over or (self._limit is not None and self._next_batch >= self._limit):
             self._epoch, self._next_batch, self._is_over = self._epoch + 1, 0, False
         most = None if self._limit is None else self._limit - self._next_batch
         for (batch, state), is_last in self._with_ends(self._begun(), most):
-            if self._running is not running:
-                return  # another pass began while a batch blocked this thread
             yield self._given(batch, state, is_last=is_last)
             if self._is_over:
                 return
-        if self._running is not running:
-            return
         if self._next_batch == 0:
-            way_out = "Check workload.data and workload.drop_last."
-            if self._epoch:
-                way_out = "An epoch is one reading: let each iter() begin anew."
+            again, check = (
+                "An epoch is one reading: let each iter() begin anew.",
+                "Check workload.data and workload.drop_last.",
+            )
+            way_out = again if self._epoch else check
             raise DataError(f"{type(self._dataset).__name__} gave no batch in epoch {self._epoch}. {way_out}")
         self._is_over = True  # nothing was left when the run was resumed
         yield from self
@@ -290,7 +277,7 @@ class OwnLoader:
             total, is_last = agreed(size, is_last=is_last)
         elif self._world_size > 1:
             total, is_padding = self._loader.batch_sampler.total_of(index)
-        self._state, self._next_batch, self._is_over, self._total = state, index + 1, is_last, self._total + 1
+        self._state, self._next_batch, self._is_over = state, index + 1, is_last
         where = self.state_dict()
         return Delivery(batch, self._epoch, index, total, is_padding, num_samples=size, is_last=is_last, position=where)
 
@@ -303,8 +290,7 @@ class OwnLoader:
         return int(weight(batch)) if weight is not None else self._batch_size or 1
 
     def close(self) -> None:
-        """Ends the pass and the worker processes; a later ``iter()`` starts new ones."""
-        self._running = None
+        """Ends worker processes that stay; a later ``iter()`` starts new ones."""
         if isinstance(self._loader, DataLoader):
             self._loader._iterator = None
 

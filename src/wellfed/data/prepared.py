@@ -64,10 +64,9 @@ def prepared(
             if not _is_whole(folder):  # another process may have built it
                 _build(folder, build, sources, settings)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        is_named = isinstance(error.filename, (str, os.PathLike))
-        place = Path(error.filename) if is_named else home
-        if not (is_named or is_full) or not (place.is_relative_to(home) or home.is_relative_to(place)):
+        place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+        is_full = place is None and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not is_full and (place is None or not (place.is_relative_to(home) or home.is_relative_to(place))):
             raise  # of the user's files or code
         way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that can be written to."
         raise DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}") from error

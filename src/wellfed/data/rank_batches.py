@@ -5,18 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from wellfed.errors import ConfigError, DataError
+from wellfed.errors import ConfigError
 from wellfed.ranks import share_of
-
-_MOST_BATCHES = 10_000_000
-"""Number of batches of an epoch above which a batch sampler counts as endless."""
 
 
 class RankBatches:
@@ -30,11 +26,8 @@ class RankBatches:
         return len(self.inner)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[Any]]:
-        box: list[Any] = [list(map(list, islice(self.inner, _MOST_BATCHES + 1))) if self._rank == 0 else None]
+        box: list[Any] = [list(map(list, self.inner)) if self._rank == 0 else None]
         dist.broadcast_object_list(box, src=0, group=_group_of_hosts(dist.group.WORLD))
-        if len(box[0]) > _MOST_BATCHES:
-            name = type(self.inner).__name__
-            raise DataError(f"{name} gave over {_MOST_BATCHES:,} batches of an epoch. Let its __iter__ end.")
         self._totals = [len(batch) for batch in box[0]]
         for batch in box[0]:
             own = share_of(len(batch), self._rank, self._world_size)
