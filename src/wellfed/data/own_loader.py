@@ -19,9 +19,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Datasets
+from wellfed.data.backends.process_backend import sent_to_workers
 from wellfed.data.rank_batches import RankBatches, agreed
 from wellfed.data.reading_state import BeforeReading, restore_states, states_of
-from wellfed.data.workers import sent_to_workers
 from wellfed.errors import DataError
 
 UNKNOWN_LENGTH = 2**53

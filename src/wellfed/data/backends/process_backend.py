@@ -9,6 +9,7 @@ import math
 import multiprocessing.queues
 import multiprocessing.util
 import os
+import pickle
 import signal
 import threading
 import time
@@ -31,7 +32,6 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
-from wellfed.data.workers import sent_to_workers
 from wellfed.errors import KILLED_WORKER, DataError, ErrorKind, WellfedError, first_line, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
@@ -173,6 +173,28 @@ class ProcessBackend:
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
+
+
+@contextmanager
+def sent_to_workers(dataset: Any) -> Iterator[None]:
+    """Returns a context in which workers are started.
+
+    Raises:
+        DataError: they are spawned, and something that they get does not pickle.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Got pickle error")  # torch's, for the error below
+            yield
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        problem = f"{type(dataset).__name__}: spawned worker processes get dataset and functions by pickle, which fails"
+        way_out = (
+            "Use functions of a module for collate_fn, worker_init_fn and transforms (no lambda, no method of a large "
+            "object), or set loader.num_workers=0."
+        )
+        raise DataError(f"{problem} ({first_line(error)}). {way_out}") from error
 
 
 class _Requests(Sampler[BatchRequest]):

@@ -6,11 +6,12 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from wellfed import batches, generators
+from wellfed import generators
 from wellfed.config.build import build
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
@@ -135,9 +136,11 @@ def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
     """
     for split in _SPLITS:
         dataset = getattr(data, split)
-        for name, owner in _hidden_methods(dataset).items():
-            if name == "for_features" and data.features is None:
+        for inner, name in product(_inside(dataset), ("fetch", "split", "weight", "on_device", "for_features")):
+            is_hidden = callable(getattr(inner, name, None)) and not callable(getattr(dataset, name, None))
+            if not is_hidden or (name == "for_features" and data.features is None):
                 continue
+            owner = type(inner).__name__
             problem = f"{split}: {type(dataset).__name__} hides {name} of {owner}, which is not called."
             way_out = f"Select the samples inside {owner}."
             if name in ("fetch", "split"):  # a split may be a method of another meaning
@@ -146,15 +149,13 @@ def _notes_on_hidden(data: Datasets, model: Any) -> Iterator[str]:
                 raise ConfigError.of("workload.data", problem, way_out)
 
 
-def _hidden_methods(dataset: Any) -> dict[str, str]:
-    """Returns the methods for batches that Subset and ConcatDataset hide, at any depth, with the classes that have
-    them."""
-    found: dict[str, str] = {}
-    inside = dataset.datasets if isinstance(dataset, ConcatDataset) else []
-    for inner in [dataset.dataset] if isinstance(dataset, Subset) else inside:
-        more = [name for name in ("for_features", "fetch") if callable(getattr(inner, name, None))]
-        found |= _hidden_methods(inner) | dict.fromkeys([*batches.methods(inner), *more], type(inner).__name__)
-    return {name: owner for name, owner in found.items() if not callable(getattr(dataset, name, None))}
+def _inside(dataset: Any) -> list[Any]:
+    """Returns the datasets that Subset and ConcatDataset are made of, at any depth."""
+    if isinstance(dataset, Subset):
+        return _inside(dataset.dataset)
+    return (
+        [one for each in dataset.datasets for one in _inside(each)] if isinstance(dataset, ConcatDataset) else [dataset]
+    )
 
 
 def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets]:
