@@ -82,13 +82,6 @@ class WandbEntry(TypedDict):
     """A folder for each part of a resumed run."""
 
 
-class MlflowEntry(TypedDict):
-    """The run in mlflow."""
-
-    run_id: str
-    uri: str
-
-
 class LaunchEntry(TypedDict):
     """Processes that torchrun or srun started for a run."""
 
@@ -142,12 +135,6 @@ class Throughput(TypedDict):
     steps: int
     warmup_steps: int
     sample_unit: str
-
-
-class CeilingEntry(TypedDict):
-    """The rate with batches already on the device."""
-
-    samples_per_s: float
 
 
 class TimeEntry(TypedDict):
@@ -330,13 +317,6 @@ class LoadingEntry(TypedDict, total=False):
     """Set if another rank than rank 0 made the others wait."""
 
 
-class ProcessEntry(TypedDict):
-    """The model that a watched script trains."""
-
-    parameter_values: int
-    """Number of trained values."""
-
-
 class SynchronisationEntry(TypedDict):
     """A line of code at which the host waits for the device in each step."""
 
@@ -396,13 +376,6 @@ class FindingEntry(TypedDict):
     """Message, overrides and gain, as on a screen."""
 
 
-class TelemetryEntry(TypedDict):
-    """Cost of telemetry."""
-
-    interval_s: float
-    cpu_frac: float
-
-
 @dataclass
 class RunRecord:
     """The record of a run. Its keys are a contract with reports, sweeps and users' scripts; docs/record.md describes
@@ -429,7 +402,8 @@ class RunRecord:
     git: GitState | None = None
     engine: EngineState | None = None
     wandb: WandbEntry | None = None
-    mlflow: MlflowEntry | None = None
+    mlflow: dict[str, str] | None = None
+    """``run_id`` and ``uri`` of the run in mlflow."""
     workload: str = ""
     overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
@@ -444,7 +418,8 @@ class RunRecord:
     refused: list[str] = field(default_factory=list)
     """Knobs that this model or its data refuse or do not use, so that no finding advises them."""
     throughput: Throughput | None = None
-    ceiling: CeilingEntry | None = None
+    ceiling: dict[str, float] | None = None
+    """``samples_per_s`` with batches already on the device."""
     readiness_frac: float | None = None
     time: TimeEntry | None = None
     before_training: StartEntry = field(default_factory=StartEntry)
@@ -453,8 +428,8 @@ class RunRecord:
     wall: WallEntry | None = None
     """None if not measured."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
-    process: ProcessEntry | None = None
-    """None if training did not finish."""
+    process: dict[str, int] | None = None
+    """``parameter_values`` that a watched script trains; None if training did not finish."""
     ranks: list[RankEntry] = field(default_factory=list)
     """Figures of each rank. Empty for one rank; all other figures are of rank 0."""
     synchronisations: list[SynchronisationEntry] | None = None
@@ -463,7 +438,8 @@ class RunRecord:
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Figures of each GPU, by its number."""
-    telemetry: TelemetryEntry | None = None
+    telemetry: dict[str, float] | None = None
+    """``interval_s`` of readings and ``cpu_frac``, their cost."""
     swing: SwingEntry | None = None
     findings: list[FindingEntry] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
