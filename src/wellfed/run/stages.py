@@ -239,7 +239,6 @@ class Run:
         if not self._has_trained and not self._is_trial:
             self._console.print(f"folder  {self._folder}", soft_wrap=True)
         self._has_trained = True
-        self._others.met()
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
         """Returns the outcome with advice on how much of the training is saved, and how to resume it."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -60,42 +60,20 @@ def on_all_ranks(main: Callable[[Callable[[Composed[RunConfig]], int]], int]) ->
         main: composes the command line and calls its argument with the result. Called on rank 0 only, or in a single
             process. Other ranks train what rank 0 has composed.
     """
-    if (found := invited()) is not None:
-        exchange, shared = found
-        _quiet_torch(os.environ)
-        return _and_close(exchange, lambda: train(shared.composed, exchange=exchange, shared=shared))
-    launch = launched()
-    if launch is None or launch.world_size == 1:
-        return main(train)
-    if {"-m", "--multirun"} & set(typed_arguments()):
-        problem = f"is for many runs, and {launch.by} has started the ranks of one."
-        if launch.rank == 0:
-            print(ConfigError.of("-m", problem, f"Start it without {launch.by}."), file=sys.stderr)
-        return EXIT_NOTHING_RUN
-    exchange = Exchange(launch)
-    if launch.rank == 0:
-        return _and_close(exchange, lambda: main(lambda composed: train(composed, exchange=exchange)))
-    return _and_close(exchange, lambda: _follow(exchange))
-
-
-def _follow(exchange: Exchange) -> int:
-    spin_less(os.environ)
-    _quiet_torch(os.environ)
-    try:
-        shared: SharedRun = exchange.broadcast("run")
-    except RankEnded as ended:
-        exchange.report(ended.outcome)  # rank 0 shows it, which may not have what could not be read here
-        return ended.outcome.exit_code
-    except WellfedError as error:
-        print(show_text(str(error)), file=sys.stderr)
-        return EXIT_NOTHING_RUN
-    return train(shared.composed, exchange=exchange, shared=shared)
-
-
-def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
+    exchange = invited()
+    if exchange is None:
+        launch = launched()
+        if launch is None or launch.world_size == 1:
+            return main(train)
+        if {"-m", "--multirun"} & set(typed_arguments()):
+            problem = f"is for many runs, and {launch.by} has started the ranks of one."
+            if launch.rank == 0:
+                print(ConfigError.of("-m", problem, f"Start it without {launch.by}."), file=sys.stderr)
+            return EXIT_NOTHING_RUN
+        exchange = Exchange(launch)
     code = EXIT_FAILED
     try:
-        code = job()
+        code = main(partial(train, exchange=exchange)) if exchange.launch.rank == 0 else _follow(exchange)
     finally:
         exchange.close(Outcome("ok" if code == EXIT_OK else "invalid", code))
     if code not in (EXIT_OK, EXIT_NOTHING_RUN):  # threads of a collective that has lost a rank may never end
@@ -103,6 +81,21 @@ def _and_close(exchange: Exchange, job: Callable[[], int]) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _follow(exchange: Exchange) -> int:
+    """Trains what rank 0 has composed; returns the exit code."""
+    spin_less(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch would print C++ frames when rank 0 is gone
+    try:
+        shared: SharedRun = exchange.broadcast("run")
+    except RankEnded as ended:
+        exchange.report(ended.outcome)  # rank 0 shows it
+        return ended.outcome.exit_code
+    except WellfedError as error:
+        print(show_text(str(error)), file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    return train(shared.composed, exchange=exchange, shared=shared)
 
 
 def train(
@@ -227,16 +220,11 @@ def spin_less(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def _quiet_torch(environ: MutableMapping[str, str]) -> None:
-    """Stops torch from printing C++ frames when a rank is gone, and DDP's advice. Call it before torch is imported."""
-    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
     """Sets what torch reads once, when it is imported or CUDA starts. The user's own values are kept."""
     spin_less(environ)
     if config.trainer.world_size > 1:
-        _quiet_torch(environ)
+        environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # C++ frames when a rank is gone, and DDP's advice
     if config.gpu.allocator is Allocator.expandable:
         environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 

@@ -1,12 +1,12 @@
 """Objects that ranks exchange by a real store of torch, in threads of one process."""
 
 import os
-import stat
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.run.ranks.conftest import launch
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.run.outcome import OK, Outcome, RankEnded
-from wellfed.run.ranks import exchange
+from wellfed.run.ranks import coordination, exchange
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun, invited
 from wellfed.run.ranks.exchange import Exchange
 
@@ -130,25 +130,20 @@ def test_a_failure_of_its_own_counts_more_than_what_it_caused(exchanges, own):
     assert exchanges[0].reason(own).message.endswith("no such file")
 
 
-def test_ranks_of_lightning_find_the_run_by_a_file_that_this_user_alone_can_read(tmp_path, monkeypatch):
+def test_ranks_that_lightning_starts_get_run_and_plan(tmp_path, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert invited() is None
-    others = OtherRanks(0, shared_in(tmp_path))
-    others._invite(shared_in(tmp_path), 2)
-    first = others.exchange
-    (left,) = tmp_path.iterdir()
-    assert stat.S_IMODE(left.stat().st_mode) == 0o600
+    others, plan = OtherRanks(0, shared_in(tmp_path)), SimpleNamespace(trainer=SimpleNamespace(world_size=2))
+    assert others.plan(SimpleNamespace(for_training=lambda rank: plan)) is plan
     assert invited() is None  # this is rank 0
     monkeypatch.setenv("LOCAL_RANK", "1")
-    second, shared = invited()
+    monkeypatch.setattr(coordination, "die_with_parent", lambda parent: None)
+    second = invited()
+    shared = second.broadcast("run")
     assert (shared.composed.config.seed, shared.folder) == (7, tmp_path)
-    first.broadcast("plan", "the plan")
-    assert second.broadcast("plan") == "the plan"
-    others.met()
-    assert not list(tmp_path.iterdir())
+    assert OtherRanks(1, shared, second).plan(None) == plan
     second.close()
     others.close(0)
-    assert not list(tmp_path.iterdir())
     assert invited() is None
     assert "WELLFED_RANK_0" not in os.environ
 
@@ -157,14 +152,11 @@ ORPHAN = """
 import os, subprocess, sys, time
 from wellfed.run.ranks import coordination
 if "child" in sys.argv:
-    try:
-        coordination.invited()
-    except OSError:  # there is no file
-        pass
+    coordination.invited()
     time.sleep(60)
 else:
     child = subprocess.Popen([sys.executable, sys.argv[0], "child"], env={**os.environ, "LOCAL_RANK": "1",
-                             "WELLFED_RANK_0": "none"})
+                             "WELLFED_RANK_0": "1/2"})
     print(child.pid, flush=True)
     time.sleep(2)
 """

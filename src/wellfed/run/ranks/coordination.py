@@ -1,13 +1,12 @@
 """Coordinates the ranks of one run: rank 0's configuration and plan, data prepared in turn, one outcome.
 
 Ranks that torchrun or srun has started wait for rank 0's broadcast. Lightning starts ranks when rank 0 begins to train.
-These find a file whose path is in their environment (`invited`).
+These find the port of rank 0's store in their environment (`invited`).
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -37,17 +36,17 @@ class SharedRun:
     folder: Path
 
 
-def invited() -> tuple[Exchange, SharedRun] | None:
-    """Returns exchange and run in a process that Lightning has started for another rank; else None.
+def invited() -> Exchange | None:
+    """Returns the exchange in a process that Lightning has started for another rank; else None.
 
     This process then ends with its parent, rank 0: a collective of a GPU would wait for it.
     """
-    path, rank = os.environ.get(INVITATION), own_rank()
-    if path is None or rank == 0:
+    text, rank = os.environ.get(INVITATION), own_rank()
+    if text is None or rank == 0:
         return None
     die_with_parent(os.getppid())
-    address, shared, world_size = pickle.loads(Path(path).read_bytes())
-    return Exchange(lightnings_launch(rank, world_size), address), shared
+    port, world_size = map(int, text.split("/"))
+    return Exchange(lightnings_launch(rank, world_size), (["localhost"], port))
 
 
 class OtherRanks:
@@ -61,7 +60,6 @@ class OtherRanks:
 
     def __init__(self, rank: int = 0, shared: SharedRun | None = None, exchange: Exchange | None = None) -> None:
         self._rank, self._shared, self.exchange = rank, shared, exchange
-        self._invitation: Path | None = None
 
     @property
     def is_shown_by_rank_0(self) -> bool:
@@ -108,21 +106,12 @@ class OtherRanks:
             return decided
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            if self.exchange is None and self._shared is not None:
-                self._invite(self._shared, plan.trainer.world_size)
-            if self.exchange is not None:
-                self.exchange.broadcast("plan", plan)
+            if self.exchange is None:  # Lightning will start the others
+                self.exchange = Exchange(lightnings_launch(0, plan.trainer.world_size))
+                os.environ[INVITATION] = f"{self.exchange.port}/{plan.trainer.world_size}"
+                self.exchange.broadcast("run", self._shared)
+            self.exchange.broadcast("plan", plan)
         return plan
-
-    def _invite(self, shared: SharedRun, world_size: int) -> None:
-        """Opens the exchange and leaves its address and the run for the ranks that Lightning will start. Only this user
-        can read the file, which has the configuration with its secrets."""
-        self.exchange = Exchange(lightnings_launch(0, world_size))
-        path = self._invitation = shared.folder / ".ranks"
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(pickle.dumps((self.exchange.address, shared, world_size)))
-        os.environ[INVITATION] = str(path)
 
     def ready(self) -> None:
         """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
@@ -132,15 +121,6 @@ class OtherRanks:
     def all_gather(self, kind: str, own: Any) -> list[Any]:
         """Returns the objects of all ranks, in their order, on all of them; raises RankEnded if one has failed."""
         return [own] if self.exchange is None else self.exchange.all_gather(kind, own)
-
-    def met(self) -> None:
-        """Removes the invitation once all ranks that Lightning starts have joined. Some stages begin before that."""
-        if self._invitation is not None and self.exchange is not None and not self.exchange.missing():
-            self._uninvite(self._invitation)
-
-    def _uninvite(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        os.environ.pop(INVITATION, None)
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
@@ -160,9 +140,9 @@ class OtherRanks:
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
-        if self._invitation is not None and self.exchange is not None:
+        if self._rank == 0 and self.exchange is not None and self._together is None:
             self.exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
-            self._uninvite(self._invitation)
+            os.environ.pop(INVITATION, None)
 
     def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
         if found is None or (own.message and found.message.endswith(own.message)):  # the same error on all ranks

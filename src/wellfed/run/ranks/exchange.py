@@ -54,10 +54,10 @@ class Exchange:
         self._ends: dict[int, Outcome] = {}
 
     @property
-    def address(self) -> Address:
-        """Address at which another process on this machine joins."""
+    def port(self) -> int:
+        """Port at which another process on this machine joins."""
         self._open()
-        return ["localhost"], self._store.port
+        return int(self._store.port)
 
     def broadcast(self, kind: str, content: Any = None) -> Any:
         """Returns rank 0's object. All ranks call it, equally often for each kind."""
