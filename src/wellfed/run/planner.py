@@ -105,8 +105,9 @@ class Planner:
         """
         rough = self.rough()
         estimate = None if rough.device.memory_gib is None else self.estimate(rough)
-        parts = self._for_loader(rough, estimate)
-        return self._fitted(estimate, self._first_batches(rough, parts, rank))
+        has_features = self.parts.data.features is not None
+        plan = rough if estimate is None or not has_features else self._plan(estimate=estimate)  # it may move features
+        return self._fitted(estimate, self._first_batches(rough, self.parts.for_features(plan.memory.features), rank))
 
     def _first_batches(self, rough: RunPlan, parts: RunObjects, rank: int) -> FirstBatches | None:
         """Returns the time to build a batch and, if the choice of a loader depends on them, of a step and of each
@@ -148,12 +149,6 @@ class Planner:
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         return plan_run(self.config, self.choices, self.facts, self.device, self.data, model or self.model, **known)
-
-    def _for_loader(self, rough: RunPlan, estimate: Footprints | None) -> RunObjects:
-        """Returns the parts with data whose batches have the same content as in training."""
-        if self.parts.data.features is None or estimate is None:
-            return self.parts.for_features(rough.memory.features)
-        return self.parts.for_features(self._plan(estimate=estimate).memory.features)  # it may have moved features
 
     def _fitted(self, estimate: Footprints | None, first: FirstBatches | None) -> RunPlan:
         """Returns the plan by an estimate, by the first batches, and by real steps if any can be run."""

@@ -47,9 +47,8 @@ class LoggerOpener:
         for name in chosen_loggers(self.config.logger, typed):
             on_lost = partial(self._lost, name)
             try:
-                sinks.append(
-                    self._open_wandb(config, on_lost) if name == "wandb" else self._open(name, config, on_lost)
-                )
+                opened = self._open_wandb(config, on_lost) if name == "wandb" else self._open(name, config, on_lost)
+                sinks.append(opened)
             except Exception as error:  # noqa: BLE001  a failed logger must not end a run
                 text = first_line(error)
                 message = text if text.startswith(name) else f"{name} can't be started: {text}"

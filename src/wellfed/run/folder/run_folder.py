@@ -79,7 +79,7 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
         folder_of_run: None = unknown.
     """
     if folder_of_run is not None:
-        path = _of_rank(folder_of_run, rank)
+        path = folder_of_run / f"rank{rank}"
         shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
         with suppress(OSError):
             path.mkdir()
@@ -90,17 +90,13 @@ def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
 def keep_log_of_rank(folder_of_run: Path, rank: int) -> None:
     """Moves the log of another rank beside the run's log. The rank continues writing to it."""
     with suppress(OSError):  # there is none
-        (_of_rank(folder_of_run, rank) / "train.log").replace(folder_of_run / f"train.rank{rank}.log")
+        (folder_of_run / f"rank{rank}" / "train.log").replace(folder_of_run / f"train.rank{rank}.log")
 
 
 def keep_readings_of_node(folder: Path, folder_of_run: Path, node: int) -> None:
     """Moves the telemetry of another machine, which its first rank has written, beside the run's own."""
     with suppress(OSError):  # there is none, or the run's folder is not on this machine
         (folder / "telemetry.csv").replace(folder_of_run / f"telemetry.node{node}.csv")
-
-
-def _of_rank(folder_of_run: Path, rank: int) -> Path:
-    return folder_of_run / f"rank{rank}"
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:

@@ -134,8 +134,11 @@ class Exchange:
         with suppress(ConfigError, OSError, RuntimeError, RankEnded):
             if self.launch.rank == 0 or self._given is not None:
                 self._open(REFUSED_S)
-            self.report(outcome)
+        self.report(outcome)
+        with suppress(RankEnded):
             until_s, own = time.monotonic() + _READ_S, self._ends[self.launch.rank]
+            if self._store is None:
+                return
             if self.launch.rank == 0:
                 while len(self._ends) < self.launch.world_size and time.monotonic() < until_s:
                     self._read_ends()
