@@ -109,6 +109,23 @@ def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
     assert on_all(exchanges, job) == [EXIT_NOTHING_RUN] * 3
 
 
+@pytest.mark.slow
+def test_a_rank_that_came_learns_of_a_refusal_though_others_did_not_come(launcher, monkeypatch):
+    monkeypatch.setattr(exchange, "REFUSED_S", 0.5)
+    first, second = (Exchange(launch(rank, 3)) for rank in range(2))
+
+    def job(one):
+        if one is first:
+            one.close(Outcome("invalid", EXIT_NOTHING_RUN))
+            return EXIT_NOTHING_RUN
+        with pytest.raises(RankEnded) as raised:
+            one.broadcast("run")
+        return raised.value.outcome.exit_code
+
+    assert on_all([first, second], job) == [EXIT_NOTHING_RUN] * 2
+    second.close()
+
+
 def test_that_rank_0_is_gone_is_an_end_of_the_others(exchanges):
     joined(exchanges)
 
