@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -117,10 +117,6 @@ class OtherRanks:
         """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
         if self._together is not None:
             self._together.all_gather("ready", None)
-
-    def all_gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns the objects of all ranks, in their order, on all of them; raises RankEnded if one has failed."""
-        return [own] if self.exchange is None else self.exchange.all_gather(kind, own)
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
