@@ -80,14 +80,14 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"workload.effective_batch_size": 5, "trainer.devices": 4, "trainer.num_nodes": 2},
         "workload.effective_batch_size=5",
         "is less than one sample for each of trainer.num_nodes=2 x trainer.devices=4.",
-        "Set trainer.num_nodes=1; a larger workload.effective_batch_size changes what is learned.",
+        "Set trainer.num_nodes=1 trainer.devices=4; a larger workload.effective_batch_size changes what is learned.",
     ),
     (
         "batch_split",
         {"workload.effective_batch_size": 3, "trainer.devices": 2, "trainer.num_nodes": 4},
         "workload.effective_batch_size=3",
         "is less than one sample for each of trainer.num_nodes=4 x trainer.devices=2.",
-        "Set trainer.num_nodes=3 trainer.devices=1; a larger workload.effective_batch_size changes what is learned.",
+        "Set trainer.num_nodes=1 trainer.devices=2; a larger workload.effective_batch_size changes what is learned.",
     ),
     (
         "batch_split",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -13,7 +13,6 @@ from wellfed.observe.machine_facts import SIMULATED, GpuFacts, Holder
 from wellfed.observe.nvml.session import NOT_FOUND, NvmlError, NvmlSession
 from wellfed.units import gib
 
-Answer = TypeVar("Answer")
 _PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
 
 
@@ -45,14 +44,14 @@ def list_devices(nvml: NvmlSession) -> Devices:
     Raises:
         NvmlError: the cards can't be counted.
     """
-    driver = _offered(lambda: str(nvml.ask("nvmlSystemGetDriverVersion")))
+    driver = _offered(nvml, "nvmlSystemGetDriverVersion")
     found: list[GpuFacts] = []
     notes: list[str] = []
     for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
             handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
-            mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))  # noqa: B023  called at once
-            capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))  # noqa: B023
+            mode = _offered(nvml, "nvmlDeviceGetMigMode", handle)
+            capability = _offered(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
             card = _device(
                 nvml,
                 handle,
@@ -64,14 +63,14 @@ def list_devices(nvml: NvmlSession) -> Devices:
             found += [card, *(_mig_instances(nvml, handle, card, notes) if card.has_mig_mode else ())]
         except NvmlError as error:
             notes.append(f"card {nvml_index} is left out ({error}).")
-    return Devices(tuple(found), tuple(notes), driver)
+    return Devices(tuple(found), tuple(notes), None if driver is None else str(driver))
 
 
 def _device(nvml: NvmlSession, handle: Any, *, default_name: str, nvml_index: int, **known: Any) -> GpuFacts:
     """Returns a card or an instance; ``known`` are fields that need no query."""
     memory = memory_bytes(nvml, handle)
-    limit_mw = _offered(lambda: nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle))
-    name = _offered(lambda: str(nvml.ask("nvmlDeviceGetName", handle))) or default_name
+    limit_mw = _offered(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+    name = str(_offered(nvml, "nvmlDeviceGetName", handle) or default_name)
     return GpuFacts(
         index=nvml_index,
         uuid=nvml.ask("nvmlDeviceGetUUID", handle),
@@ -87,16 +86,11 @@ def _device(nvml: NvmlSession, handle: Any, *, default_name: str, nvml_index: in
 
 
 def _mig_instances(nvml: NvmlSession, handle: Any, card: GpuFacts, notes: list[str]) -> Iterator[GpuFacts]:
-    for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
+    for slot in range(_offered(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         try:
-            yield _device(
-                nvml,
-                nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot),
-                default_name=f"{card.name} MIG",
-                nvml_index=card.index,
-                capability=card.capability,  # NVML gives this for the parent only
-                is_mig=True,
-            )
+            instance, name = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot), f"{card.name} MIG"
+            own = {"capability": card.capability, "is_mig": True}  # NVML gives the capability for the parent only
+            yield _device(nvml, instance, default_name=name, nvml_index=card.index, **own)
         except NvmlError as error:
             if error.code != NOT_FOUND:  # an empty slot; later ones may be filled
                 notes.append(f"instance {slot} of card {card.index} is left out ({error}).")
@@ -108,8 +102,7 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
     Raises:
         NvmlError: the query failed for another reason than a missing figure.
     """
-    version = nvml.constant("nvmlMemory_v2")
-    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=version))
+    info = _offered(nvml, "nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2"))
     if info is None:
         return Memory(None, None, None)
     return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
@@ -140,10 +133,10 @@ def _process_name(nvml: NvmlSession, pid: int) -> str | None:
     return None
 
 
-def _offered(ask: Callable[[], Answer]) -> Answer | None:
+def _offered(nvml: NvmlSession, function: str, *args: Any, **kwargs: Any) -> Any:
     """Returns the answer; None if there is no such figure here."""
     try:
-        return ask()
+        return nvml.ask(function, *args, **kwargs)
     except NvmlError as error:
         if error.is_absent:
             return None

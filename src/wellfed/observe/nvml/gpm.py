@@ -39,8 +39,6 @@ class Gpm:
         self._device, self._is_mig, self._now_s = device, is_mig, now_s
         self._samples: list[Any] = []
         self._begun_at_s: float | None = None
-        self._request: tuple[Any, list[Any]] | None = None
-        """The request for all figures, and the places of its answers; made once a session."""
 
     def read(self) -> dict[str, float]:
         """Returns the figures named in `FIGURES`; absent ones are left out.
@@ -67,7 +65,7 @@ class Gpm:
 
     def close(self) -> None:
         """Frees the samples of the driver; after a loss of the device there may be none."""
-        samples, self._samples, self._begun_at_s, self._request = self._samples, [], None, None
+        samples, self._samples, self._begun_at_s = self._samples, [], None
         for sample in samples:
             with contextlib.suppress(NvmlError):
                 self._device.session.ask("nvmlGpmSampleFree", sample)
@@ -87,30 +85,17 @@ class Gpm:
 
     def _between(self, before: Any, after: Any) -> dict[str, float]:
         nvml = self._device.session
-        request, answers = self._request = self._request or self._new_request()
+        request = nvml.constant("c_nvmlGpmMetricsGet_t")()
+        request.version, request.numMetrics = nvml.constant("NVML_GPM_METRICS_GET_VERSION"), len(FIGURES)
         request.sample1, request.sample2 = before, after
+        for place, (metric, _) in enumerate(FIGURES.values()):
+            request.metrics[place].metricId = nvml.constant(metric)
         answer = nvml.ask("nvmlGpmMetricsGet", request)
-        if answer is not request:
-            answers = [answer.metrics[place] for place in range(len(FIGURES))]
         found = {}
-        for figure, (name, (_, factor)) in zip(answers, FIGURES.items(), strict=True):
-            value = _field(figure, "value")
-            if _field(figure, "nvmlReturn") == 0 and math.isfinite(value):
-                found[name] = float(value) * factor
+        for place, (name, (_, factor)) in enumerate(FIGURES.items()):
+            figure = answer.metrics[place]
+            if figure.nvmlReturn == 0 and math.isfinite(figure.value):
+                found[name] = float(figure.value) * factor
         if not found:
             raise NvmlError("nvmlGpmMetricsGet", NOT_SUPPORTED)
         return found
-
-    def _new_request(self) -> tuple[Any, list[Any]]:
-        nvml = self._device.session
-        request = nvml.constant("c_nvmlGpmMetricsGet_t")()
-        request.version = nvml.constant("NVML_GPM_METRICS_GET_VERSION")
-        request.numMetrics = len(FIGURES)
-        places = [request.metrics[place] for place in range(len(FIGURES))]
-        for place, (metric, _) in zip(places, FIGURES.values(), strict=True):
-            place.metricId = nvml.constant(metric)
-        return request, places
-
-
-_field = object.__getattribute__
-"""Reads a field of a structure past pynvml, which looks in Python whether each value is a text."""

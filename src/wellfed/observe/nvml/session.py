@@ -52,11 +52,7 @@ class NvmlError(WellfedError):
 
 
 def load_pynvml() -> Any:
-    """Returns the ``pynvml`` module of nvidia-ml-py, which is imported only here.
-
-    Raises:
-        NvmlError: not installed.
-    """
+    """Returns the ``pynvml`` module of nvidia-ml-py, which is imported only here; raises `NvmlError` without it."""
     try:
         return importlib.import_module("pynvml")
     except ImportError as cause:
@@ -75,25 +71,18 @@ class NvmlSession:
     def __init__(self, load: Callable[[], Any] = load_pynvml) -> None:
         self._load = load
         self._library: Any = None
-        self._found: dict[str, Any] = {}
-        """Functions and constants of the library that were asked for."""
 
     def __enter__(self) -> Self:
         self._library = self._load()
-        try:
-            self.ask("nvmlInit")
-        except NvmlError:
-            self._library = None
-            raise
+        self.ask("nvmlInit")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        library, self._library, self._found = self._library, None, {}
         # A lost card makes the shutdown fail too; that must not hide how the block ended.
-        with contextlib.suppress(library.NVMLError):
-            library.nvmlShutdown()
+        with contextlib.suppress(self._library.NVMLError):
+            self._library.nvmlShutdown()
 
     def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the pynvml function of that name. Blocks for as long as the driver takes.
@@ -101,7 +90,7 @@ class NvmlSession:
         Raises:
             NvmlError: with the driver's code.
         """
-        call = self._found.get(function) or self._of_library(function)
+        call = self.constant(function)
         try:
             return call(*args, **kwargs)
         except self._library.NVMLError as cause:
@@ -116,14 +105,7 @@ class NvmlSession:
         Raises:
             NvmlError: the installed nvidia-ml-py lacks it.
         """
-        found = self._found.get(name)
-        return self._of_library(name) if found is None else found
-
-    def _of_library(self, name: str) -> Any:
-        if self._library is None:
-            raise RuntimeError("NVML was asked outside its session. Write: with NvmlSession() as nvml: ...")
         value = getattr(self._library, name, None)
         if value is None:
             raise NvmlError(name, NO_FUNCTION, "not found in this nvidia-ml-py")
-        self._found[name] = value
         return value

@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,10 +98,9 @@ class Sampler:
                     message = f"a reading of the {watch.source.name} had not come back when the run ended."
                     self.event("telemetry_trouble", trouble="stuck", message=message)
         finally:  # a second signal may arrive during the wait
-            self._is_closed = True
+            self._is_closed, self._ended_at_s = True, self.now_s()
             if self._lock.acquire(timeout=STOP_S):  # a delivery may be in progress
                 self._lock.release()
-            self._ended_at_s = self.now_s()
 
     def deliver(self, readings: Sequence[Reading], before: tuple[Phase, int] | None) -> None:
         """Delivers the readings of one round; ``before`` are phase and step if they count to a phase that is over."""
@@ -159,19 +158,25 @@ class _Watch:
         self._wake.set()
 
     def _run(self) -> None:
-        now_s, interval_s = self._sampler.now_s, self._sampler.interval_s
-        beat_at_s = now_s()
-        while not self._is_stopping or self._edges:  # training has just ended: its last interval counts
-            with self._guarded():
+        """Reads until the end. An error is reported, ends the readings, and is kept from the training."""
+        try:
+            beat_at_s = self._sampler.now_s()
+            while not self._is_stopping or self._edges:  # training has just ended: its last interval counts
                 self._round()
+                self.cpu_s, now_s = time.thread_time(), self._sampler.now_s()
+                beat_at_s = next_beat(beat_at_s, now_s, self._sampler.interval_s)
+                if not (self._is_stopping or self._edges):
+                    self._wake.wait(min(beat_at_s - now_s, threading.TIMEOUT_MAX))
+                    self._wake.clear()
+        except Exception as error:  # noqa: BLE001
+            name = self.source.name
+            _LOG.exception("the %s thread has failed", name)
+            message = f"the {name} is no longer watched: {type(error).__name__}: {error}"
+            self._sampler.event("telemetry_trouble", trouble="failed", message=message)
+        finally:
+            with suppress(Exception):  # of a driver that is lost
+                self.source.close()
             self.cpu_s = time.thread_time()
-            beat_at_s = next_beat(beat_at_s, now_s(), interval_s)
-            if not self._is_stopping:
-                self._wake.wait(min(max(0.0, beat_at_s - now_s()), threading.TIMEOUT_MAX))
-                self._wake.clear()
-        with self._guarded():
-            self.source.close()
-        self.cpu_s = time.thread_time()
 
     def _round(self) -> None:
         edge = self._edges.popleft() if self._edges else None
@@ -182,21 +187,6 @@ class _Watch:
         readings = [each for each in self.source.read(slow=is_slow, edge=edge is not None) if each.values]
         # If training began or ended during this round, it counts to the time before.
         self._sampler.deliver(readings, edge or (self._edges[0] if self._edges else None))
-        if self._edges:
-            self._wake.set()
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Reports an error, and keeps it from the training."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001
-            name = self.source.name
-            _LOG.exception("the %s thread has failed", name)
-            message = f"the {name} is no longer watched: {type(error).__name__}: {error}"
-            self._sampler.event("telemetry_trouble", trouble="failed", message=message)
-            self._edges.clear()
-            self.stop()
 
 
 def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:
