@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from wellfed.record.entries import MachineEntry
 from wellfed.units import show_line
@@ -79,10 +78,9 @@ class GpuFacts:
 
     def held_by(self, most: int = 3) -> str:
         """Returns the processes that hold the most, as text for messages."""
-        if not self.holders:
-            return "processes that the driver does not name"
-        rest = len(self.holders) - most
-        return ", ".join(holder.describe() for holder in self.holders[:most]) + (f", {rest} more" if rest > 0 else "")
+        shown = [holder.describe() for holder in self.holders[:most]]
+        more = [f"{len(self.holders) - most} more"] if len(self.holders) > most else []
+        return ", ".join([*shown, *more]) or "processes that the driver does not name"
 
     def describe(self) -> str:
         """Returns name and size for messages, e.g. ``NVIDIA H200 (139.8 GiB)``."""
@@ -137,7 +135,3 @@ class MachineFacts:
             "nvml_problem": self.nvml_problem,
             "torch_problem": self.torch_problem,
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns plain data for JSON."""
-        return asdict(self)

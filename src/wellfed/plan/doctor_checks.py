@@ -49,7 +49,7 @@ class Examination:
         profile = asdict(self.profile)
         name, warnings = profile.pop("profile"), list(profile.pop("warnings"))
         return {
-            "machine": self.machine.to_dict(),
+            "machine": asdict(self.machine),
             "profile": {"name": name, **profile, "precision": self.precision, "warnings": warnings},
             "missing": [asdict(entry) for entry in self.missing],
         }

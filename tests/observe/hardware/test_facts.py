@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,7 +10,7 @@ MACHINE = MachineFacts("a CPU", 2.5, 16.0, 12.0, 8.0, 7.0, (GPU,), warnings=("w"
 
 
 def test_the_record_finds_what_it_stores():
-    recorded = json.loads(json.dumps(MACHINE.to_dict()))
+    recorded = json.loads(json.dumps(asdict(MACHINE)))
     assert {"cpu", "cpu_quota_cores", "ram_gib", "gpus", "versions"} <= recorded.keys()
     assert {"index", "uuid", "name", "memory_gib", "capability"} <= recorded["gpus"][0].keys()
 

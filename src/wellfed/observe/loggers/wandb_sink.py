@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,16 +82,19 @@ class WandbSink(GuardedSink):
         import wandb
 
         table = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
-        self.run.log({**_at(step), name: table})
+        self._show(name, table, step)
 
     def _take_file(self, name: str, path: Path, step: int | None) -> None:
         import wandb
 
         if path.suffix.lower() in PICTURES:
-            self.run.log({**_at(step), name: wandb.Image(str(path))})
+            self._show(name, wandb.Image(str(path)), step)
             return
         with path.open(encoding="utf-8") as page:
-            self.run.log({**_at(step), name: wandb.Html(page, inject=False)})  # without wandb's style sheet
+            self._show(name, wandb.Html(page, inject=False), step)  # without wandb's style sheet
+
+    def _show(self, name: str, shown: Any, step: int | None) -> None:
+        self.run.log({**({} if step is None else {"step": step}), name: shown})
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         with _warning_if_slow("wandb has not taken all figures yet"):
@@ -99,11 +102,6 @@ class WandbSink(GuardedSink):
                 self.run.summary.update(dict(summary))
             finally:
                 self.run.finish(exit_code=exit_code)
-
-
-def _at(step: int | None) -> dict[str, int]:
-    """Returns the axis of a row."""
-    return {} if step is None else {"step": step}
 
 
 @contextmanager
@@ -174,36 +172,33 @@ def open_run(
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
-
-    def start(mode: Any) -> Any:
-        return wandb.init(
-            settings=settings,
-            mode=mode,
-            project=project,
-            entity=entity,
-            group=group and hidden(group),
-            name=hidden(name),
-            tags=[hidden(tag) for tag in tags] or None,
-            id=run_id,
-            dir=str(folder),
-            config=dict(config),
-            resume="allow" if run_id else None,
-            reinit="finish_previous",
-        )
-
+    start = partial(
+        wandb.init,
+        settings=settings,
+        project=project,
+        entity=entity,
+        group=group and hidden(group),
+        name=hidden(name),
+        tags=[hidden(tag) for tag in tags] or None,
+        id=run_id,
+        dir=str(folder),
+        config=dict(config),
+        resume="allow" if run_id else None,
+        reinit="finish_previous",
+    )
     typed = sys.argv
     sys.argv = [*typed[:1], *map(masked_override, typed[1:])]  # wandb records the command line
     try:
         with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
             try:
-                run = start(mode)
+                run = start(mode=mode)
             except Exception as error:
                 if mode != "online":
                     raise
                 reason, mode = first_line(error), "offline"
                 _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
                 on_lost(reason)
-                run = start(mode)
+                run = start(mode=mode)
     except Exception as error:
         raise RuntimeError(f"wandb can't be started: {error}") from error
     finally:

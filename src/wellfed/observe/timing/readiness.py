@@ -165,7 +165,8 @@ def summarise(rows: Rows) -> StepSummary | None:
     p50, p95 = np.quantile(step_ms, (0.50, 0.95))
     half = half_width(kept.column("samples").tolist(), (step_ms / 1e3).tolist())
     fracs = {
-        name: float(np.nansum(kept.column(f"{name}_ms"))) / total_ms for name in ("wait", "copy", "compute", "host")
+        f"{name}_frac": float(np.nansum(kept.column(f"{name}_ms"))) / total_ms
+        for name in ("wait", "copy", "compute", "host")
     }
     launches = kept.known("launch_ms")
     return StepSummary(
@@ -175,15 +176,13 @@ def summarise(rows: Rows) -> StepSummary | None:
         ci95=None if half is None else (max(0.0, rate - half), rate + half),
         readiness_frac=float(kept.ready.mean()),
         time={
-            "wait_frac": fracs["wait"],
-            "copy_frac": fracs["copy"] if kept.has_copies else None,
-            "compute_frac": fracs["compute"],
-            "host_frac": fracs["host"],
+            **fracs,  # type: ignore[typeddict-item]
+            "copy_frac": fracs["copy_frac"] if kept.has_copies else None,
             "step_ms_mean": total_ms / len(kept),
             "step_ms_p50": float(p50),
             "step_ms_p95": float(p95),
             "launch_ms_p50": float(np.median(launches)) if len(launches) else None,
-            **_phases(kept, fracs["compute"]),  # type: ignore[typeddict-item]
+            **_phases(kept, fracs["compute_frac"]),
         },
         loading=_building(kept),
     )
@@ -194,15 +193,12 @@ def _phases(columns: StepTable, compute_frac: float) -> dict[str, Any]:
     means_ms = columns.means_ms()
     found: dict[str, Any] = {name: means_ms.get(name) for name in PHASE_COLUMNS}
     found |= dict.fromkeys(("phase_steps", *(f"{phase}_frac" for phase in COMPUTE_PHASES)))
-    clock = "device_" if columns.has_copies else ""
     for phase in COMPUTE_PHASES:
-        if (name := f"{clock}{phase}_ms") in means_ms:
-            column = columns.column(name)
-            is_timed = np.isfinite(column)
-            compute_ms = float(columns.column("compute_ms")[is_timed].sum())
-            if compute_ms > 0:
-                found["phase_steps"] = int(is_timed.sum())
-                found[f"{phase}_frac"] = compute_frac * float(column[is_timed].sum()) / compute_ms
+        column = columns.column(f"{'device_' if columns.has_copies else ''}{phase}_ms")
+        is_timed = np.isfinite(column)
+        if (compute_ms := float(columns.column("compute_ms")[is_timed].sum())) > 0:
+            found["phase_steps"] = int(is_timed.sum())
+            found[f"{phase}_frac"] = compute_frac * float(column[is_timed].sum()) / compute_ms
     return found
 
 
@@ -210,12 +206,8 @@ def _building(columns: StepTable) -> LoadingEntry:
     built_ms = columns.known("build_ms")
     if not len(built_ms):
         return {}
-    p50, p99 = np.quantile(built_ms, (0.50, 0.99))
-    found: LoadingEntry = {
-        "build_ms_mean": float(built_ms.mean()),
-        "build_ms_p50": float(p50),
-        "build_ms_p99": float(p99),
-    }
+    p50, p99 = map(float, np.quantile(built_ms, (0.50, 0.99)))
+    found: LoadingEntry = {"build_ms_mean": float(built_ms.mean()), "build_ms_p50": p50, "build_ms_p99": p99}
     if built_ms.sum() > 0:
         cpu_ms = np.nansum(columns.column("build_cpu_ms")[np.isfinite(columns.column("build_ms"))])
         found["cpu_frac"] = float(cpu_ms / built_ms.sum())

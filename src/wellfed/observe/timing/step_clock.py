@@ -36,8 +36,6 @@ MOST_APART = 16
 """Maximum steps from one whose phases the device times to the next. They are as far apart as the last one had changes
 of phase, so that a step has one more event on average; or one step more or less, so that no periodic work is always or
 never timed."""
-_MOST_COPIES = 256
-"""Copies of a step that are timed one by one. From there on what lies between two of them counts as copy, too."""
 Mark = tuple[int, float]
 """A phase that begins, and when on the clock's ``now_s``."""
 
@@ -239,7 +237,7 @@ class StepClock:
                 self._stream = self._current_stream()
             early = self._taken_copies()
             if (replaced := self._open) is not None:
-                early = (replaced.early + early)[: 2 * _MOST_COPIES]
+                early = replaced.early + early
                 self._spare += filter(None, (replaced.begin, replaced.copied))
                 self._spare += [event for _, event in replaced.phases or ()]
             if self._last_end is None:  # the time before is not that of a step
@@ -270,17 +268,12 @@ class StepClock:
         if self._new_event is None:
             return
         copies, marks = self._copies, self._open
-        if len(copies) % 2:
-            if not is_done:
-                copies[-1].record(self._stream)
-                return
+        if len(copies) % 2 == is_done:  # a begin, or an end of one
             copies.append(self._recorded())
-            if marks is not None and len(copies) == 2:
+            if is_done and marks is not None and len(copies) == 2:
                 marks.copied_s = self._copied_s = self.now_s()
-        elif not is_done and len(copies) < 2 * _MOST_COPIES:
-            copies.append(self._recorded())
         elif not is_done:
-            self._spare.append(copies.pop())
+            copies[-1].record(self._stream)
 
     @property
     def has_copies(self) -> bool:
@@ -400,15 +393,6 @@ class StepClock:
         step, samples, micro_batch, num_micro, warmup = marks.counts
         build_ms, build_cpu_ms, *slowest = marks.built or _NOT_BUILT
         at = (step, marks.end_s - self._origin_s, marks.epoch, samples, micro_batch, num_micro)
-        times = (
-            wait_ms,
-            copy_ms,
-            sum(spent_ms),
-            gap_ms - wait_ms - exchange_ms,
-            asked_wait_ms,
-            warmup,
-            build_ms,
-            build_cpu_ms,
-        )
-        launch_ms = 1e3 * (marks.end_s - marks.copied_s)
-        return _row((*at, *times, launch_ms, *slowest, *marks.phases_ms, *device_ms, marks.copy_ahead_ms))
+        host_ms, launch_ms = gap_ms - wait_ms - exchange_ms, 1e3 * (marks.end_s - marks.copied_s)
+        times = (wait_ms, copy_ms, sum(spent_ms), host_ms, asked_wait_ms, warmup, build_ms, build_cpu_ms, launch_ms)
+        return _row((*at, *times, *slowest, *marks.phases_ms, *device_ms, marks.copy_ahead_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -68,20 +68,14 @@ def _by_cpu(host: Iterable[Any], num_steps: int) -> list[OperationEntry]:
 def _largest(named_us: Sequence[tuple[str, int, float]], num_steps: int) -> list[OperationEntry]:
     """Returns the operations that take the most time, from names, calls and times."""
     calls: Counter[str] = Counter()
-    times_us: dict[str, float] = defaultdict(float)
+    times_us: Any = Counter()
     for name, num_calls, took_us in named_us:
         calls[name] += num_calls
         times_us[name] += took_us
-    all_us = sum(times_us.values())
-    largest = sorted(times_us.items(), key=lambda item: -item[1])[:MOST_OPERATIONS]
+    all_us = sum(times_us.values()) or 1.0
     return [
-        {
-            "name": name,
-            "calls": calls[name],
-            "ms_per_step": took_us / num_steps / 1e3,
-            "share_frac": took_us / all_us if all_us else 0.0,
-        }
-        for name, took_us in largest
+        {"name": name, "calls": calls[name], "ms_per_step": us / num_steps / 1e3, "share_frac": us / all_us}
+        for name, us in times_us.most_common(MOST_OPERATIONS)
     ]
 
 

@@ -115,9 +115,8 @@ class Wall:
         finally:
             self.switch(END)
             later_s = self._waited_s()
-            self._cores_waited_s += max(
-                (later_s[one] - waited_s[one] for one in later_s.keys() & waited_s), default=0.0
-            )
+            grown_s = (later_s[one] - waited_s[one] for one in later_s.keys() & waited_s)
+            self._cores_waited_s += max(grown_s, default=0.0)
             self._before_s += self._since_s - self._began_s
             self.account = None
 
@@ -140,13 +139,12 @@ class Wall:
         if earlier is not None:
             total_s += earlier["total_s"]
             found = {key: spent_s + earlier[key] for key, spent_s in found.items()}  # type: ignore[literal-required]
-            for name, spent_s in earlier["callbacks"].items():
-                hooks[name] = hooks.get(name, 0.0) + spent_s
+            before = earlier["callbacks"]
+            hooks = {name: hooks.get(name, 0.0) + before.get(name, 0.0) for name in {**hooks, **before}}
         other_s = total_s - sum(found.values()) - sum(hooks.values())
-        callbacks = {name: round(hooks[name], 6) for name in sorted(hooks, key=lambda name: -hooks[name])}
         return {  # type: ignore[return-value]  # the keys of `_KEYS`
             "total_s": round(total_s, 6),
             **{key: round(spent_s, 6) for key, spent_s in found.items()},
-            "callbacks": callbacks,
+            "callbacks": {name: round(hooks[name], 6) for name in sorted(hooks, key=lambda name: -hooks[name])},
             "other_s": round(max(0.0, other_s), 6),
         }
