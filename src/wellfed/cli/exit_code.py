@@ -23,13 +23,8 @@ from wellfed.errors import (
 )
 from wellfed.units import show_text
 
-_BY_KIND = {
-    "config": EXIT_NOTHING_RUN,
-    "data": EXIT_NOTHING_RUN,
-    "device_oom": EXIT_OUT_OF_MEMORY,
-    "host_oom": EXIT_OUT_OF_MEMORY,
-}
-"""Kind of error -> exit code."""
+_OF_MEMORY, _OF_INPUT = ("device_oom", "host_oom"), ("config", "data")
+"""Kinds of error with an exit code of their own."""
 
 
 def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
@@ -50,7 +45,8 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
         more = way_on if error.kind == "device_oom" else ""
         shown = error.under(heading) if heading and isinstance(error, ConfigError) else error
         print(show_text(f"{shown}\n{more}".rstrip()), file=sys.stderr)
-        return error.exit_code or _BY_KIND.get(error.kind, EXIT_FAILED)
+        own = EXIT_OUT_OF_MEMORY if error.kind in _OF_MEMORY else EXIT_NOTHING_RUN
+        return error.exit_code or (own if error.kind in (*_OF_MEMORY, *_OF_INPUT) else EXIT_FAILED)
     if "torch" not in sys.modules:  # no GPU was used
         return _show(error)
     from wellfed.run.outcome import outcome_of

@@ -74,7 +74,7 @@ def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.Captur
         ((A, "2026-01-02_00-00-00_bbbc"), "Did you mean 2026-01-02_00-00-00_bbbb?"),
         (
             (A, "--out", "file/under"),
-            "can't be written to: Not a directory. Write elsewhere: --out FOLDER.",
+            "can't be written to: Not a directory. Make room there, or write elsewhere: --out FOLDER.",
         ),
     ],
 )

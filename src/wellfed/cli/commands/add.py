@@ -50,19 +50,16 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
     option = root / "configs" / "workload" / f"{name}.yaml"
     asked = f"add workload {name}"
     if not option.parent.is_dir():
-        raise ConfigError.of(
-            asked, f"{option.parent} is no folder of configurations.", "Make it, or change to a project."
-        )
+        problem = f"{option.parent} is no folder of configurations."
+        raise ConfigError.of(asked, problem, "Make it, or change to a project.")
     for path in (folder, folder.with_suffix(".py"), option):
         if os.path.lexists(path):
             raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")
     files = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
     files[option] = "workload.yaml"  # last, since it makes the workload visible
-    texts = {}
-    for path, file in files.items():
-        text = (_BLANK / file).read_text(encoding="utf-8")
-        texts[path] = text.replace("wellfed.cli.blank", f"{package}.{name}").replace("blank", name)
-    write_files(texts, asked)
+    texts = {path: (_BLANK / file).read_text(encoding="utf-8") for path, file in files.items()}
+    home = f"{package}.{name}"
+    write_files({at: t.replace("wellfed.cli.blank", home).replace("blank", name) for at, t in texts.items()}, asked)
     return list(texts)
 
 
@@ -89,12 +86,12 @@ def _check_name(name: str) -> None:
         return
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", in_ascii(name)).lower()
     cut = [text[:_LONGEST].rstrip("_") for text in (words, f"my_{words or 'workload'}")]
-    better = next(filter(_will_do, cut))
     problem = (
         f"becomes the name of a Python package and an option: small letters, digits and single '_', first a letter, "
         f"at most {_LONGEST}, no word of Python or yaml."
     )
-    raise ConfigError.of(f"add workload {name!r}", problem, f"Write {command('add')} workload {better}.")
+    way_out = f"Write {command('add')} workload {next(filter(_will_do, cut))}."
+    raise ConfigError.of(f"add workload {name!r}", problem, way_out)
 
 
 def _will_do(name: str) -> bool:

@@ -7,8 +7,8 @@ import re
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
@@ -22,8 +22,7 @@ _ENTRY = re.compile(r"[0-9a-f]{16}")
 _DAY_S = 24 * 3600
 
 
-@dataclass(frozen=True)
-class CacheEntry:
+class CacheEntry(NamedTuple):
     """A folder of the cache."""
 
     kind: str
@@ -46,34 +45,26 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
     asked = parser.parse_args(argv)
     home, terminal = Path(asked.cache_dir).expanduser(), Answer()
-    found = _asked_for(home, asked.kind)
-    is_clear = asked.what == "clear"
-    kept = _clear(home, found) if is_clear else []
+    every = entries(home)
+    kinds = {entry.kind for entry in every}
+    if asked.kind is not None and asked.kind not in kinds:
+        there = f"There are: {', '.join(sorted(kinds))}." if kinds else "Nothing is kept there."
+        raise ConfigError.of(asked.kind, f"is no kind of what {home} holds.", there)
+    asked_for = found = [entry for entry in every if asked.kind in (None, entry.kind)]
+    if asked.what == "clear":
+        for entry in asked_for:
+            shutil.rmtree(home / entry.kind / entry.name, ignore_errors=True)
+        found = [entry for entry in asked_for if not (home / entry.kind / entry.name).exists()]
     if asked.json:
-        terminal.show_json([asdict(entry) for entry in found if entry not in kept])
-    else:
-        for entry in found:
-            if entry not in kept:
-                age = counted(int(entry.age_days), "day")
-                terminal.print(f"{entry.kind}/{entry.name}  {show_bytes(entry.bytes):>10}  {age:>9}", soft_wrap=True)
-        done = "removed" if is_clear else "kept"
-        size = sum(entry.bytes for entry in found if entry not in kept)
-        number = counted(len(found) - len(kept), "folder")
-        terminal.print(f"{home}: {number} {done}, {show_bytes(size)}", soft_wrap=True)
-    return EXIT_FAILED if kept else EXIT_OK
-
-
-def _asked_for(home: Path, kind: str | None) -> list[CacheEntry]:
-    try:
-        found = entries(home)
-    except OSError as error:
-        way_out = "Name the folder of paths.cache_dir: --cache-dir DIR."
-        raise ConfigError.of(str(home), f"can't be read ({error.strerror or error}).", way_out) from error
-    kinds = sorted({entry.kind for entry in found})
-    if kind is not None and kind not in kinds:
-        there = f"There are: {', '.join(kinds)}." if kinds else "Nothing is kept there."
-        raise ConfigError.of(kind, f"is no kind of what {home} holds.", there)
-    return [entry for entry in found if kind in (None, entry.kind)]
+        terminal.show_json([entry._asdict() for entry in found])
+        return EXIT_OK if found == asked_for else EXIT_FAILED
+    for entry in found:
+        age = counted(int(entry.age_days), "day")
+        terminal.print(f"{entry.kind}/{entry.name}  {show_bytes(entry.bytes):>10}  {age:>9}", soft_wrap=True)
+    size = show_bytes(sum(entry.bytes for entry in found))
+    done = "removed" if asked.what == "clear" else "kept"
+    terminal.print(f"{home}: {counted(len(found), 'folder')} {done}, {size}", soft_wrap=True)
+    return EXIT_OK if found == asked_for else EXIT_FAILED
 
 
 def entries(home: Path) -> list[CacheEntry]:
@@ -93,14 +84,3 @@ def _is_entry(folder: Path) -> bool:
     if not _ENTRY.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
         return False
     return folder.with_name(f"{folder.name}.lock").exists() or (folder / MANIFEST).is_file()
-
-
-def _clear(home: Path, found: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Removes entries and returns those that could not be removed."""
-    kept = []
-    for entry in found:
-        folder = home / entry.kind / entry.name
-        shutil.rmtree(folder, ignore_errors=True)
-        if folder.exists():
-            kept.append(entry)
-    return kept

@@ -90,14 +90,14 @@ def evaluate_composed(composed: Composed[EvaluateConfig]) -> int:
         return report_error(error, way_on="accelerator=cpu evaluates without the card.")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    for name, value in metrics.items():
-        print(f"test/{name} {value:.6g}")
+    found = {f"test/{name}": value for name, value in metrics.items()}
+    for name, value in found.items():
+        print(f"{name} {value:.6g}")
     path = run_folder_of(checkpoint) / RESULT
-    result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
     from wellfed.record.files import write_atomically
 
     try:
-        write_atomically(path, json.dumps(result, indent=1) + "\n")
+        write_atomically(path, json.dumps({"checkpoint": str(checkpoint), "metrics": found}, indent=1) + "\n")
     except OSError as error:
         print(f"{path} can't be written ({error.strerror}); the figures above are all there is.", file=sys.stderr)
         return EXIT_FAILED

@@ -74,18 +74,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
-    until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
+    how_long, until = f"for {asked.seconds:g} s", f" of {asked.seconds:g} s"
+    if asked.seconds == 0:
+        how_long, until = "until Ctrl-C", ", until Ctrl-C"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
-    found = find_gpus()
-    if asked.gpus is not None:
-        found = found.only(asked.gpus)
+    found = find_gpus() if asked.gpus is None else find_gpus().only(asked.gpus)
     monitor = Monitor(found, interval_s=asked.interval)
     if asked.csv is not None:
         table = new_file(asked.csv, monitor.add_line)
         monitor.add_receiver(lambda samples: table.append(*rows_of(samples)))
     what = counted(len(found.gpus), "GPU") + " and the host" if found.gpus else "the host alone"
-    how_long = "until Ctrl-C" if asked.seconds == 0 else f"for {asked.seconds:g} s"
     screen.print_line(f"Watching {what} {how_long}.")
     if found.problem is not None:
         screen.print_line(f"No GPU figures (NVML: {found.problem}). {command('doctor')} says what is missing.")

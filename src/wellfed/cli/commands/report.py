@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,9 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         help="its folder, its name or the beginning of it (default: the newest); two are compared",
     )
     parser.add_argument("--out", metavar="FOLDER", help="where to write (default: the run folder; of two: the log dir)")
-    add_max_slower(
-        parser, "exit code 1 if the second run is slower than the first by more than this, beyond noise: 5%%"
-    )
+    slower = "exit code 1 if the second run is slower than the first by more than this, beyond noise: 5%%"
+    add_max_slower(parser, slower)
     add_log_dir(parser)
     return parser
 
@@ -74,10 +72,7 @@ def _report(asked: argparse.Namespace) -> int:
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
             written = [write_comparison(both, place, [folder.name for folder in resolved])]
         for part in _side_by_side(both):
-            if isinstance(part, str):
-                print_text(terminal, part)
-            else:
-                terminal.print(part)
+            print_text(terminal, part) if isinstance(part, str) else terminal.print(part)
     else:
         with _in_folder(out or folders[0]) as place:
             write_reports(found[0], place)
@@ -127,8 +122,7 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         yield folder
     except OSError as error:
         problem = f"can't be written to: {error.strerror or error}."
-        room = "Make room there, or write" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Write"
-        raise ConfigError.of(str(folder), problem, f"{room} elsewhere: --out FOLDER.") from error
+        raise ConfigError.of(str(folder), problem, "Make room there, or write elsewhere: --out FOLDER.") from error
 
 
 def _side_by_side(both: Comparison) -> Iterator[str | TextTable]:
