@@ -237,14 +237,9 @@ def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> Dic
     """Composes with Hydra, including its ``hydra`` node. Values are typed, rules are not checked; but if it does not
     compose, all faults are raised, including broken rules."""
     try:
-        cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)
+        return hydra.compose_config(config_name, list(overrides), RunMode.RUN)
     except COMPOSE_ERRORS as error:
         raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
-    # Hydra allows removing groups that every run needs.
-    takes_away = any(text.startswith("~") for text in overrides)
-    if takes_away and (faults := find_faults(hydra.config_loader, config_name, overrides, None)):
-        raise ConfigError(faults)
-    return cfg
 
 
 def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, checked: bool = True) -> Composed[Any]:

@@ -1,6 +1,6 @@
 import pytest
 
-from wellfed.config.faults.explain_refusal import explain, explain_delete, nearest_knob
+from wellfed.config.faults.explain_refusal import explain, nearest_knob
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
 
@@ -48,9 +48,3 @@ def test_a_list_says_what_its_entries_are():
 def test_free_nodes_have_no_knobs():
     problem, way_out = explain(RunConfig, "workload.model.dim", ValueError("first line\nsecond"))
     assert (problem, way_out) == ("does not fit: first line.", "")
-
-
-def test_taking_away():
-    assert explain_delete(RunConfig, "resume") == ("a knob can't be taken away.", "Write resume=null.")
-    assert explain_delete(RunConfig, "trainer.devices")[1] == "Set it: it is a whole number >= 1."
-    assert explain_delete(RunConfig, "trainer.device")[1] == "Did you mean trainer.devices?"

@@ -21,7 +21,6 @@ ONE_EACH = [
     ("gpu=24", "there is no option 24.", f"{GPUS} Did you mean gpu=24gb?"),
     ("gpu=", "no option is named.", GPUS),
     ("gpu=[8gb,43gb]", "there is no option 43gb.", GPUS),
-    ("gpu=null", "every run needs an option of gpu.", GPUS),
     ("gpu=8gb,16gb", "names several values, and this is one run.", "Add -m to run them all, or write gpu=[8gb,16gb]"),
     ("hydra/launcher=nope", "there is no option nope.", "hydra/launcher has basic"),
     ("lodaer=aggressive", "no such knob.", "Did you mean loader=aggressive?"),
@@ -48,16 +47,13 @@ ONE_EACH = [
     ("workload.name=a)", "can't be read: ", "signs: 'workload.name=\"a)\"'"),
     ("resume=a=b", "can't be read: ", "signs: 'resume=\"a=b\"'"),
     ("a b c=3", "can't be read", "Names are words joined by dots"),
-    ("~gpu", "every run needs an option of gpu.", GPUS),
-    ("~loader.num_workers", "a knob can't be taken away.", "Write loader.num_workers=null."),
-    ("~seed", "a knob can't be taken away.", "Set it: it is a whole number >= 0 and < 2**63."),
-    ("~loader.zzz", "there is no such entry to take away.", "loader has"),
+    ("~loader.zzz", "Could not delete from config. 'loader.zzz' does not exist.", "Set another value instead."),
     ("experiment=nope", "there is no option nope.", "experiment has forecast_8gb, forecast_16gb"),
     ("workload.model.dropout_rate=3", "does not list it so far.", "Did you mean workload.model.dropout=3? Add it: +"),
 ]
 
 
-BY_THEMSELVES = {"gpu=24", "~gpu", "seed=null", "lodaer.num_workers=2", "a b c=3", "workload.model.dropout_rate=3"}
+BY_THEMSELVES = {"gpu=24", "~loader.zzz", "seed=null", "lodaer.num_workers=2", "workload.model.dropout_rate=3"}
 """Faults that are also given without others in make test."""
 
 
@@ -112,6 +108,10 @@ def test_the_message_counts_and_lists():
     lines = str(raised.value).splitlines()
     assert lines[0] == "2 faults in the configuration; nothing was run."
     assert [line.split(":")[0] for line in lines[1:]] == ["  - gpu=42gb", "  - loader.num_worker=3"]
+
+
+def test_what_is_taken_away_is_the_schemas_default():
+    assert compose(["~seed", "~gpu"]).config.seed == 1
 
 
 def test_rules_are_judged_once_nothing_else_is_wrong():

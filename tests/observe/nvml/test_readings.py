@@ -78,13 +78,14 @@ def test_utilisation_is_the_drivers_latest(opened):
 def test_power_is_the_mean_since_the_reading_before(opened):
     driver, device = opened(FakeGpu(power_w=Wave(1.0, 0.5, 100, 700), energy_start_j=1e6))
     meter = power(driver, device)
-    assert meter.read() == {"energy_j": 0.0}
+    first = meter.read()
+    assert first == {"power_w": 700.0, "energy_j": 0.0}  # the sensor's
     for number in range(1, 4):
         driver.advance(10)
         figures = meter.read()
         assert figures["power_w"] == pytest.approx(400, rel=0.1)
         assert figures["energy_j"] == pytest.approx(4000 * number, rel=0.1)
-    assert driver.num_calls("nvmlDeviceGetPowerUsage") == 0
+    assert driver.num_calls("nvmlDeviceGetPowerUsage") == 1
 
 
 def test_without_a_counter_the_sensors_power_is_summed_up(opened):

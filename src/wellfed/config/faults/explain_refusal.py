@@ -192,15 +192,6 @@ def _meant_instead(schema_type: type, dotted: str, value: str) -> str:
     return way_out or _where_instead(schema_type, dotted)
 
 
-def explain_delete(schema_type: type, dotted: str) -> tuple[str, str]:
-    """Returns problem and way out for ``~knob``."""
-    knob = entries(schema_type).get(dotted)
-    if knob is None:
-        return "there is no such entry to take away.", _where_instead(schema_type, dotted)
-    way_out = f"Write {dotted}=null." if knob.is_optional else f"Set it: it is {knob.must_be}."
-    return "a knob can't be taken away.", way_out
-
-
 def _where_instead(schema_type: type, dotted: str) -> str:
     near = nearest_knob(schema_type, dotted)
     if near:

@@ -19,26 +19,23 @@ from omegaconf import DictConfig, OmegaConf
 
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
-from wellfed.config.faults.explain_refusal import explain, explain_delete
+from wellfed.config.faults.explain_refusal import explain
 from wellfed.config.faults.override_faults import choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.faults.target_faults import nearest_argument
 from wellfed.config.hydra_internals import searched_files, set_value
 from wellfed.config.hydra_session import COMPOSE_ERRORS, job_of
 from wellfed.config.knobs import entries, is_free
 from wellfed.config.schema import RunConfig, TuneRunConfig
-from wellfed.errors import Fault
-
-_GROUPS = tuple(name for name, entry in entries(RunConfig).items() if entry.is_group)
-"""Groups of which every run needs an option."""
+from wellfed.errors import Fault, first_line
 
 
 def find_faults(
-    loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception | None, *, multirun: bool = False
+    loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception, *, multirun: bool = False
 ) -> list[Fault]:
     """Returns the faults: first the command line's, in its order.
 
     Args:
-        cause: Hydra's error, reported if the search finds nothing. None = Hydra composed it.
+        cause: Hydra's error, reported if the search finds nothing.
         multirun: whether a knob may have several values.
     """
     typed = read_overrides(overrides, multirun=multirun, loader=loader)
@@ -53,7 +50,7 @@ def find_faults(
         return [*faults.values(), _file_fault(error, [])]
     choices = {index: one for index, one in parsed.items() if is_choice(one, repo)}
     for index, choice in choices.items():
-        if fault := choice_fault(choice, repo, _GROUPS):
+        if fault := choice_fault(choice, repo):
             faults[index] = fault
     own = {at: one for at, one in parsed.items() if at in choices or one.key_or_group == "hydra.searchpath"}
     files = [one.input_line or "" for at, one in own.items() if at not in faults and not one.is_sweep_override()]
@@ -65,8 +62,6 @@ def find_faults(
     values = [(at, value) for at, one in parsed.items() if at not in own for value in _single_values(one)]
     for index, one in values if is_dataclass(schema_type) else ():
         try:
-            if one.is_delete() and one.key_or_group in entries(schema_type):
-                raise ValueError("Hydra takes away some knobs and not others")
             set_value(cfg, one)
         except COMPOSE_ERRORS as error:
             faults.setdefault(index, _unlisted(cfg, one) or _value_fault(schema_type, one, error))
@@ -74,7 +69,7 @@ def find_faults(
         return [fault for _, fault in sorted(faults.items())]
     with job_of(cfg) as job:
         found = examine(job)[1]
-    return found if found or cause is None else [_file_fault(cause, [])]
+    return found or [_file_fault(cause, [])]
 
 
 def _single_values(parsed: Override) -> list[Override]:
@@ -112,7 +107,7 @@ def _file_fault(error: Exception, choices: Sequence[Override]) -> Fault:
 def _value_fault(schema_type: type, parsed: Override, error: Exception) -> Fault:
     text, dotted = parsed.input_line or "", parsed.key_or_group
     if parsed.is_delete():
-        return Fault(text, *explain_delete(schema_type, dotted))
+        return Fault(text, f"{first_line(error)}.", "Set another value instead.")
     if schema_type is RunConfig and dotted in entries(TuneRunConfig).keys() - entries(RunConfig).keys():
         return Fault(text, "no such knob.", f"It is a knob of {command('tune')}: write it there.")
     return Fault(text, *explain(schema_type, dotted, error, value=text.partition("=")[2]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -104,30 +104,22 @@ def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
     return not isinstance(parsed._value, dict) and bool(repo.group_exists(parsed.key_or_group))
 
 
-def choice_fault(parsed: Override, repo: IConfigRepository, required: Collection[str] = ()) -> Fault | None:
-    """Returns the fault of one choice of an option; None if there is such a file.
-
-    Args:
-        parsed: an override that `is_choice`.
-        required: groups that every run needs.
-    """
+def choice_fault(parsed: Override, repo: IConfigRepository) -> Fault | None:
+    """Returns the fault of one choice of an option, which `is_choice`; None if there is such a file."""
     text, group = parsed.input_line or "", parsed.key_or_group
-    options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
-    listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
-    if parsed.is_delete() or (None in (values := _values(parsed)) and not parsed.is_sweep_override()):
-        return Fault(text, f"every run needs an option of {group}.", listed) if group in required else None
-    for value in values:
-        if value is not None and not (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
-            if (extra := EXTRAS.get(f"{group}={value}")) is not None:
-                return Fault(
-                    text, f"needs the extra {extra}, which is not installed.", f"Install it: {install(extra)}."
-                )
-            if instead := what_instead(f"{group}={value}"):
-                return Fault(text, "there is no such option.", instead)
-            near = our_value(group, str(value)) or nearest(str(value), options)
-            meant = near if near and "=" in near else f"{group}={near}"
-            way_out = f"{listed} Did you mean {meant}?" if near else listed
-            return Fault(text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
+    for value in () if parsed.is_delete() else _values(parsed):
+        if value is None or (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
+            continue
+        if (extra := EXTRAS.get(f"{group}={value}")) is not None:
+            return Fault(text, f"needs the extra {extra}, which is not installed.", f"Install it: {install(extra)}.")
+        if instead := what_instead(f"{group}={value}"):
+            return Fault(text, "there is no such option.", instead)
+        options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
+        listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
+        near = our_value(group, str(value)) or nearest(str(value), options)
+        meant = near if near and "=" in near else f"{group}={near}"
+        way_out = f"{listed} Did you mean {meant}?" if near else listed
+        return Fault(text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
     return None
 
 

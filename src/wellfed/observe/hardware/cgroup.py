@@ -1,7 +1,6 @@
-"""Reads the CPU and memory limits of a container or job scheduler: cgroup v2, or v1 as on older clusters.
+"""Reads the CPU and memory limits of a container or job scheduler, as cgroup v2 has them.
 
-Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current) and
-https://docs.kernel.org/admin-guide/cgroup-v1/memory.html (memory.limit_in_bytes).
+Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current).
 """
 
 from __future__ import annotations
@@ -9,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-_MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
-"""Files of v2, then of v1."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +27,11 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     rooms: list[int] = []
     for folder in _folders(root):
         fields = _text(folder / "cpu.max").split()  # "150000 100000" or "max 100000"
-        fields = fields or [_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]  # -1 = unlimited
         quota, period = (_as_int(fields[0]), _as_int(fields[1])) if len(fields) == 2 else (None, None)
-        if quota and period and quota > 0:
+        if quota and period:
             cores.append(quota / period)
         # Above memory.high the kernel throttles, so a process crawls before it reaches memory.max.
-        found = [_as_int(_text(folder / name)) for name in _MEMORY_LIMITS]
+        found = [_as_int(_text(folder / name)) for name in ("memory.max", "memory.high")]
         if (limit := min((number for number in found if number is not None), default=None)) is not None:
             limits.append(limit)
             rooms.append(max(0, limit - _unreclaimable(folder)))
@@ -47,21 +42,18 @@ def _folders(root: Path) -> Iterator[Path]:
     """Yields every folder whose limits bind this process, deepest first."""
     mount = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)  # v2 lists no controllers
-        names = {"cpu", "memory"} & set(controllers.split(",")) if controllers else {""}  # v1 has a mount for each
+        _, controllers, group = line.split(":", 2)
         # In a container the path may be the host's and not exist here. Then the mount itself is our group.
         path = Path(group)
         parts = () if ".." in path.parts else path.parts[1:]
-        folders = (mount.joinpath(name, *parts[:depth]) for name in names for depth in range(len(parts), -1, -1))
-        yield from (folder for folder in folders if folder.is_dir())
+        folders = (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+        yield from (folder for folder in folders if not controllers and folder.is_dir())  # v2 lists no controllers
 
 
 def _unreclaimable(folder: Path) -> int:
     stat = dict(fields[:2] for line in _text(folder / "memory.stat").splitlines() if len(fields := line.split()) >= 2)
-    used = _as_int(_text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")) or 0
-    # In v1, inactive_file is of the group alone; total_inactive_file is of all below it too, as the usage.
-    cache = _as_int(stat.get("total_inactive_file", stat.get("inactive_file", ""))) or 0
-    return max(0, used - cache)
+    used, cache = _as_int(_text(folder / "memory.current")), _as_int(stat.get("inactive_file", ""))
+    return max(0, (used or 0) - (cache or 0))
 
 
 def _as_int(text: str) -> int | None:

@@ -80,20 +80,24 @@ class Power:
         """Returns ``{power_w, energy_j}``. Power is the mean since the last reading if the counter works, else the
         sensor's.
 
-        power_w is left out at the first reading of a counter, or if the last reading was too recent.
+        power_w is left out if the first reading has no sensor, or if the last reading was too recent.
 
         Raises:
             NvmlError: absent if neither counter nor sensor is offered.
         """
         counter_j, at_s = self._counter_j(), self._now_s()
         last_s, last_j = self._last or (at_s, counter_j)
-        stretch_s = at_s - last_s
-        if counter_j is None or last_j is None:
-            power_w: float | None = float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
-            spent_j = (power_w or 0.0) * stretch_s
-        else:
+        stretch_s, power_w, spent_j = at_s - last_s, None, 0.0
+        if counter_j is not None and self._last is not None and last_j is not None:
             spent_j = max(0.0, counter_j - last_j)  # a driver that was loaded again starts at 0
             power_w = spent_j / stretch_s if stretch_s >= POWER_WINDOW_S else None
+        else:
+            try:
+                power_w = float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
+                spent_j = power_w * stretch_s
+            except NvmlError as error:
+                if counter_j is None or not error.is_absent:
+                    raise
         self._energy_j, self._last = self._energy_j + spent_j, (at_s, counter_j)
         return {"energy_j": self._energy_j} if power_w is None else {"power_w": power_w, "energy_j": self._energy_j}
 
