@@ -9,7 +9,7 @@ runs of the same settings. Beside its steps: the whole trial less its steps and 
 With --whole: whole commands of 12 trials of 20 steps, a sweep put into wandb (offline) and a search, in turns with a
 search by Optuna in one process (`by_hand.py`), if it is installed. Also their seconds beside the steps of the trials,
 and for the sweep beside the runs that confirm the best. The same of a single trial is the median of a command's trials,
-by its ledger: starting the command is not in it, validation and test of a search's trial are. Steps include those of
+by its rows: starting the command is not in it, validation and test of a search's trial are. Steps include those of
 the ceiling, which a trial measures.
 """
 
@@ -29,7 +29,7 @@ from statistics import fmean, median, stdev
 
 from measuring import alone, compared, finish, has, turned
 
-from wellfed.study import ledger
+from wellfed.study.rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = (
@@ -83,7 +83,7 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
     words = ["-m", "sweep=quick", "loader=baseline", *SETTINGS, f"trainer.log_every_steps={values}"]
     command([str(ROOT / "src" / "train.py"), *words, f"sweep.trial_steps={STEPS}", f"sweep.name=at_{axis[0]}"], cwd)
     folder = Path(cwd) / "logs" / "recsys" / "sweeps" / f"at_{axis[0]}"
-    rows = [row for row in ledger.read(folder).rows if row.kind == "trial"]
+    rows = [row for row in read_rows(folder).rows if row.kind == "trial"]
     assert [row.status for row in rows] == ["ok"] * len(axis), rows
     return [row.seconds - steps_s(folder / row.folder) for row in rows]
 
@@ -91,7 +91,7 @@ def sweep(axis: Sequence[int], cwd: str) -> list[float]:
 def trials_s(folder: Path) -> tuple[float, float]:
     """Seconds of the steps of a study's trials and of the whole runs that confirm them, and of a trial beside its
     steps (the median)."""
-    rows = ledger.read(folder).rows
+    rows = read_rows(folder).rows
     assert {row.status for row in rows} == {"ok"}, rows
     of_steps = {row.folder: steps_s(folder / row.folder) for row in rows if row.kind == "trial"}
     confirming_s = sum(row.seconds for row in rows if row.folder not in of_steps)

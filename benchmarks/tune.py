@@ -34,9 +34,9 @@ from before_after import GUIDES, card_of  # noqa: E402
 from before_after import machine as device  # noqa: E402
 
 from benchmarks.measuring import finish  # noqa: E402
-from wellfed.study import ledger  # noqa: E402
 from wellfed.study.objective import SAMPLES_PER_S  # noqa: E402
 from wellfed.study.ranking.ranking import leaderboard  # noqa: E402
+from wellfed.study.rows import read_rows  # noqa: E402
 from wellfed.study.study_files import SweepFile  # noqa: E402
 from wellfed.study.tune.trial import with_overrides  # noqa: E402
 from wellfed.study.tune_gain import gain_in_turns  # noqa: E402
@@ -121,7 +121,7 @@ class Bench:
         order = [option for number, both in enumerate(pairs) for option in (both if number % 2 == 0 else both[::-1])]
         words = ("sweep=quick", f"sweep.name={name}", "~hydra.sweeper.params.loader")
         self._type("train.py", "-m", "--config-dir", str(options), *words, f"experiment={','.join(order)}")
-        rows = ledger.read(self._logs / "sweeps" / name).rows
+        rows = read_rows(self._logs / "sweeps" / name).rows
         rates = {word: SAMPLES_PER_S(row) for row in rows if row.kind == "trial" for word in row.overrides}
         return tuple([rates.get(f"experiment={both[place]}") for both in pairs] for place in (0, 1))
 
@@ -175,7 +175,7 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
     """Runs a whole case."""
     case, swept, tuned = bench.case, bench.grid(), bench.tune()
     found = json.loads((tuned / "tune.json").read_text(encoding="utf-8"))
-    rows = ledger.read(swept)
+    rows = read_rows(swept)
     board = leaderboard(SweepFile.read(swept), rows)
     best = board.ranked[0]
     words = with_overrides(case.words, found["result"])

@@ -127,7 +127,7 @@ def test_only_what_needs_an_optional_package_imports_it_at_once():
         if {name.partition(".")[0] for name in names} & PACKAGES.keys():
             found.add(path.relative_to(SRC / "wellfed").as_posix())
     assert {path for path in found if not path.startswith("testing/")} == {
-        "study/points/optuna_study.py",
+        "study/search/asked_points.py",
     }
 
 
@@ -153,7 +153,7 @@ for name in {names}:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     lacking = dict(line.split() for line in done.stdout.splitlines())
     assert lacking == {
-        "wellfed.study.points.optuna_study": "optuna",
+        "wellfed.study.search.asked_points": "optuna",
     }, done.stderr
 
 

@@ -8,8 +8,8 @@ import yaml
 
 from benchmarks import tune
 from benchmarks.tune import Bench, Case
-from wellfed.study import ledger
-from wellfed.study.row import Row
+from tests.kit.made_rows import write_rows
+from wellfed.study.rows import Row
 
 
 def test_both_are_first_in_every_other_round_and_rates_stay_with_their_own(
@@ -24,10 +24,18 @@ def test_both_are_first_in_every_other_round_and_rates_stay_with_their_own(
         folder = bench._logs / "sweeps" / "turns_cpu_guide"
         folder.mkdir(parents=True)
         rows = [
-            Row(str(number), "trial", (f"experiment={name}", "seed=1"), "ok", 1, samples_per_s=100.0 - number)
+            Row(
+                str(number),
+                "trial",
+                (f"experiment={name}", "seed=1"),
+                "ok",
+                1,
+                exit_code=0,
+                samples_per_s=100.0 - number,
+            )
             for number, name in enumerate(order)
         ]
-        ledger.append(folder, rows)
+        write_rows(folder, rows)
 
     monkeypatch.setattr(Bench, "_type", play)
     bench = Bench(Case("recsys", "cpu", "guide"), tmp_path, {}, steps=20, compiles=False)

@@ -18,8 +18,7 @@ import yaml
 from tests.end_to_end.commands import ROOT, Done, record_of, run
 from tests.end_to_end.many_processes import started, until
 from wellfed.process import MAY_FORK
-from wellfed.study import ledger
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, read_rows
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
@@ -74,7 +73,7 @@ def arguments(cwd: Path, *more: str) -> list[str]:
 def tune(cwd: Path, *more: str, **variables: str) -> Tuned:
     words = list({word.partition("=")[0]: word for word in arguments(cwd, *more)}.values())
     done = run("tune.py", *words, cwd=cwd, PYTHONPATH=PATH, **variables)
-    return Tuned(done, cwd, list(ledger.read(folder_of(cwd)).rows))
+    return Tuned(done, cwd, list(read_rows(folder_of(cwd)).rows))
 
 
 def tuning(cwd: Path, *more: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -132,7 +131,7 @@ def test_an_interrupted_tune_goes_on(tmp_path: Path, signum: int, code: int, row
     """In the search, and in the comparison, where half a round is lost."""
     words = ["loader.num_workers=0", "tune.write=never"]
     with tuning(tmp_path, *words) as process:
-        until(lambda: len(ledger.read(folder_of(tmp_path)).rows) >= rows, process)
+        until(lambda: len(read_rows(folder_of(tmp_path)).rows) >= rows, process)
         process.send_signal(signum)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, out + err
@@ -140,10 +139,10 @@ def test_an_interrupted_tune_goes_on(tmp_path: Path, signum: int, code: int, row
         assert out.splitlines()[-1] == "Stopped. The same command again goes on."
         assert json.loads((folder_of(tmp_path) / "tune.json").read_text())["status"] == "stopped"
     assert "Traceback" not in err
-    before = ledger.read(folder_of(tmp_path)).rows
+    before = read_rows(folder_of(tmp_path)).rows
     again = tune(tmp_path, *words)
     assert again.done.code == 0, again.done.text
-    assert tuple(again.rows[: len(before)]) == before
+    assert again.rows[: len(before)] == before
     assert Counter(row.point for row in again.rows if row.kind == "trial").most_common(1)[0][1] == 1
     assert again.file["status"] == "done"
     comparison = again.file["comparison"]

@@ -17,7 +17,7 @@ from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run_fo
 from tests.end_to_end.many_processes import started, until
 from tests.kit.meeting import can_be_elsewhere, command, elsewhere, together
 from wellfed.process import MAY_FORK
-from wellfed.study import ledger
+from wellfed.study.rows import read_rows
 
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
@@ -119,7 +119,7 @@ def test_of_two_sweeps_of_one_name_one_runs_each_point_once(tmp_path: Path, host
     done = both(tmp_path, LOCK, "train.py", arguments, hosts)
     folder = Path("logs", "planted", "sweeps", "quick")
     one_of(done, folder, hosts)
-    found = ledger.read(tmp_path / folder)
+    found = read_rows(tmp_path / folder)
     counted = Counter((row.point, row.kind) for row in found.rows)
     assert len(found.latest) == 2
     assert {number for (_, kind), number in counted.items() if kind == "trial"} == {1}

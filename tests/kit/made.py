@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.kit.made_rows import write_rows
 from wellfed.record.entries import RunRecord
-from wellfed.study.ledger import append
 from wellfed.study.points.grid import Grid, GridPoint
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.study_files import SweepFile
 
 AXES = {
@@ -87,10 +87,10 @@ def row(point: GridPoint, rate: float | None = 1000.0, *, own: float | None = 0.
         "seconds": 41.5,
         "ci95": None if own is None or rate is None else (rate * (1 - own), rate * (1 + own)),
         "steps": 200,
-        "warmup_steps": 20,
         "device": DEVICE,
         "folder": point.id,
         "started_at": "2026-11-21T18:00:00+00:00",
+        "exit_code": 0,
         "code": "56d4f5d",
         "machine": "a CPU, 4 cores",
         **more,
@@ -105,7 +105,7 @@ def failed_row(point: GridPoint, status: str, **more: Any) -> Row:
         "own": None,
         "status": status,
         "error": ERRORS[status],
-        "exit_code": {"oom": 3, "failed": 1, "killed": -9, "timeout": -15}.get(status, 2),
+        "exit_code": {"oom": 3, "failed": 1, "killed": -9, "timeout": -15}.get(status),
         "stderr": lines,
         "seconds": 22.0 if ran else 0.0,
         "folder": point.id if ran else "",
@@ -137,7 +137,7 @@ def rows(sweep: SweepFile, *, confirms: int = 3) -> list[Row]:
     for number in range(1, confirms + 1):
         for each in best:
             again = rate_of(points[each.point], draw)
-            folder = f"{each.point}_confirm_{number}"
+            folder = f"{each.point}.confirm{number}"
             figures = _figures(points[each.point], again)
             found.append(
                 row(points[each.point], again, kind="confirm", attempt=number, **{**figures, "folder": folder})
@@ -182,10 +182,14 @@ CONFIG = {
 }
 
 
+def _entries(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {knob: {"value": value, "because": f"why {knob}", "source": "measured"} for knob, value in plan.items()}
+
+
 def write_record(folder: Path, *, plan: Mapping[str, Any] = PLAN, config: Mapping[str, Any] = CONFIG) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    entries = {knob: {"value": value, "because": f"why {knob}", "source": "measured"} for knob, value in plan.items()}
-    record = RunRecord(run_id=folder.name, status="ok", workload="recsys", plan=entries, config=dict(config))
+    record = RunRecord.read(folder) if (folder / "run.json").exists() else RunRecord(run_id=folder.name, status="ok")
+    record.workload, record.plan, record.config = "recsys", _entries(plan), dict(config)
     record.started_at, record.exit_code = "2026-11-21T18:00:00+00:00", 0
     record.write(folder)
 
@@ -196,8 +200,5 @@ def write(folder: Path, sweep: SweepFile | None = None, made: Sequence[Row] | No
     made = rows(sweep) if made is None else made
     folder.mkdir(parents=True, exist_ok=True)
     sweep.write(folder)
-    append(folder, made)
-    for each in made:
-        if each.folder:
-            write_record(folder / each.folder)
+    write_rows(folder, made, workload="recsys", plan=_entries(PLAN), config=dict(CONFIG))
     return folder

@@ -36,7 +36,7 @@ from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record.entries import RunRecord
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.trial import TuneTrial
 
 SAMPLES = 64

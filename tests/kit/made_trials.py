@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import StopRequest
-from wellfed.study.executors.executor import StudySettings, Trial
-from wellfed.study.row import Row
-from wellfed.study.trial_end import RowMaker
+from wellfed.study.executors.executor import StudySettings
+from wellfed.study.points.grid import GridPoint
+from wellfed.study.trial import Trial
 
 
 def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> StudySettings:
@@ -26,7 +26,6 @@ def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> S
         timeout_s=math.inf,
         prepare_s=60,
         group="sweep",
-        row_of=RowMaker(),
         say=told.append,
         tick=lambda: None,
         stop=StopRequest(),
@@ -40,4 +39,4 @@ def made_trial(key: str, *, devices: int = 1, gpu: str = "auto", **trainer: str)
     config.trainer.devices = devices
     config.trainer.accelerator = Accelerator(trainer.get("accelerator", "auto"))
     composed = Composed(config, {}, {"gpu": gpu}, (), frozenset(), None, DictConfig({}), DictConfig({}))
-    return Trial(composed, ("seed=1",), Row(key, "trial", (), "failed", 1, folder=key))
+    return Trial(GridPoint(key, {}, ("seed=1",)), composed)

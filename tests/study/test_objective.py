@@ -16,12 +16,11 @@ from wellfed.errors import ConfigError
 from wellfed.study.board.columns import columns
 from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.board.terminal import show
-from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import chosen, score_text
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}
 POINTS = BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points
@@ -39,7 +38,7 @@ def rows(*figures: tuple[float, float, float]) -> list[Row]:
 
 def board(objective: str, found: Sequence[Row] | None = None) -> Leaderboard:
     sweep = made.sweep_file(AXES, objective=objective)
-    return leaderboard(sweep, Read(tuple(rows() if found is None else found)))
+    return leaderboard(sweep, Rows(tuple(rows() if found is None else found)))
 
 
 def of(found: Leaderboard, point: object) -> Entry:

@@ -37,7 +37,7 @@ class Tiny(Study):
     finished: int = 0
 
     def run(self) -> None:
-        (self.folder / "ledger.jsonl").touch()
+        (self.folder / "sweep.json").touch()
         self.work()
 
     def finish(self) -> int:
@@ -69,12 +69,10 @@ def test_a_signal_ranks_what_is_there_and_says_how_to_go_on(
 
 
 def test_a_full_disk_ranks_what_is_there_and_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    study = tiny(tmp_path / "new", raises(OSError(errno.ENOSPC, "No space left on device", "ledger.jsonl")))
+    study = tiny(tmp_path / "new", raises(OSError(errno.ENOSPC, "No space left on device", "sweep.json")))
     study.way_on = "The same command with search.name=x"
     assert (study.go(), study.finished) == (0, 1)
-    said = (
-        "Stopped: No space left on device (ledger.jsonl). Make room, then the same command with search.name=x goes on."
-    )
+    said = "Stopped: No space left on device (sweep.json). Make room, then the same command with search.name=x goes on."
     assert " ".join(capsys.readouterr().out.split()) == said
 
 
@@ -84,10 +82,10 @@ def test_a_refused_configuration_leaves_no_new_folder_and_keeps_an_old_one(tmp_p
         tiny(tmp_path / "new", refused).go()
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "ledger.jsonl").touch()
+    (tmp_path / "old" / "sweep.json").touch()
     with pytest.raises(ConfigError):
         tiny(tmp_path / "old", refused).go()
-    assert (tmp_path / "old" / "ledger.jsonl").exists()
+    assert (tmp_path / "old" / "sweep.json").exists()
 
 
 def test_scratch_is_empty_and_goes_whatever_a_killed_sweep_has_left(tmp_path: Path) -> None:

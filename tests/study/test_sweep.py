@@ -1,7 +1,6 @@
 """What a sweep does with the ends of its trials: the best again in turns, and where it stops."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,40 +8,40 @@ from typing import Any
 import pytest
 
 from tests.kit import made
-from tests.kit.played_trials import PlayedTrials
+from tests.kit.played_trials import PlayedTrials, row_of
 from wellfed.config.schema import RunConfig, SweepConfig
 from wellfed.errors import ConfigError
-from wellfed.study.executors.executor import ExecutorLost, Trial
-from wellfed.study.ledger import Ledger
+from wellfed.study.executors.executor import ExecutorLost
 from wellfed.study.points.space import Choices
 from wellfed.study.request import StudyRequest
-from wellfed.study.row import Row
+from wellfed.study.rows import Kept, Row
 from wellfed.study.study import Trials
 from wellfed.study.study_screen import StudyScreen
 from wellfed.study.sweep import SweepStudy
+from wellfed.study.trial import Trial
 
 RATES = {"baseline": 100.0, "conservative": 200.0, "balanced": 300.0, "aggressive": 400.0}
 ANY: Any = None
 
 
 def good(trial: Trial) -> Row:
-    rate = RATES[trial.overrides[-1].partition("=")[2]]
-    return replace(trial.row, status="ok", samples_per_s=rate, ci95=(rate - 1, rate + 1), device="CPU", seconds=1.0)
+    rate = RATES[trial.point.overrides[-1].partition("=")[2]]
+    return row_of(trial, samples_per_s=rate, ci95=(rate - 1, rate + 1), device="CPU", seconds=1.0)
 
 
 def swept(
     folder: Path,
     play: Callable[[Trial], Row] = good,
     **options: Any,
-) -> tuple[PlayedTrials, Ledger]:
+) -> tuple[PlayedTrials, Kept]:
     """What a command ran, and the rows it left."""
     file = made.sweep_file({"loader": tuple(RATES)})
     screen = StudyScreen(file.ranked_by, file.axis_names, file.sample_unit)
     config = RunConfig(sweep=SweepConfig(**options))
     asked = StudyRequest("quick", folder, {"loader": Choices(tuple(RATES))}, file.fixed)
     study = SweepStudy(folder, screen, ANY, config, asked, None)
-    kept = Ledger(folder, file.ranked_by, file.code, (), file.ids)
-    trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(play)
+    kept = Kept(folder, file.ranked_by, file.code, (), file.ids)
+    trials, played = Trials(kept, screen, lambda overrides, own: ANY), PlayedTrials(folder, play)
     study.compose(trials, played)
     study.measure(trials, played)
     return played, kept
@@ -61,8 +60,8 @@ def test_the_folder_of_a_search_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "sweep.json").exists()
 
 
-def loaders(rows: list[Row], kind: str) -> list[str]:
-    return [row.overrides[-1].partition("=")[2] for row in rows if row.kind == kind]
+def loaders(trials: list[Trial], kind: str) -> list[str]:
+    return [trial.point.overrides[-1].partition("=")[2] for trial in trials if trial.kind == kind]
 
 
 def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_the_three_best_and_the_baseline_are_measured_again_in_turns(tmp_path: P
 def test_fail_fast_begins_nothing_after_the_first_failure(tmp_path: Path) -> None:
     def second_fails(trial: Trial) -> Row:
         return (
-            replace(trial.row, status="failed", exit_code=1) if "conservative" in trial.overrides[-1] else good(trial)
+            row_of(trial, status="failed", exit_code=1) if "conservative" in trial.point.overrides[-1] else good(trial)
         )
 
     played, _ = swept(tmp_path, second_fails, fail_fast=True)
@@ -90,7 +89,7 @@ def test_machines_that_are_lost_end_the_sweep_and_keep_its_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lost(trial: Trial) -> Row:
-        if "balanced" in trial.overrides[-1]:
+        if "balanced" in trial.point.overrides[-1]:
             raise ExecutorLost("No machine is left.")
         return good(trial)
 

@@ -4,18 +4,21 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.made_trials import made_trial
 from wellfed.record import entries
 from wellfed.record.entries import RunRecord
-from wellfed.study.ledger import append, read
-from wellfed.study.row import Row
-from wellfed.study.trial_end import RowMaker, recorded_row, why_of
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.rows import Kept, Row, read_rows
+from wellfed.study.trial import TrialEnd
+from wellfed.study.trial_end import open_trial_folder, why_of
 
-BEGUN = Row("p", "trial", ("seed=1",), "failed", 1, folder="p", code="abc", predicted_peak_gib=1.5, device="a cpu")
+BEGUN = made_trial("p")
 
 
 def left(sweep: Path, *, stderr: str = "", **entries: Any) -> Path:
@@ -28,14 +31,15 @@ def left(sweep: Path, *, stderr: str = "", **entries: Any) -> Path:
         dead.wait()
         made = RunRecord.start("p")
         made.pid = dead.pid
-        for name, value in entries.items():
+        for name, value in {"overrides": ["seed=1"], **entries}.items():
             setattr(made, name, value)
         made.write(folder)
     return folder
 
 
 def ended(sweep: Path, exit_code: int, *, seconds: float = 2.0, timed_out: bool = False) -> Row:
-    return RowMaker().ended(BEGUN, sweep, exit_code, seconds, timed_out=timed_out)
+    kept = Kept(sweep, SAMPLES_PER_S, "abc")
+    return kept.end(BEGUN, TrialEnd(exit_code, seconds, timed_out, predicted_peak_gib=1.5))
 
 
 def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
@@ -54,14 +58,13 @@ def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
     )
     row = ended(tmp_path, 0)
     assert (row.status, row.error, row.stderr, row.exit_code, row.seconds) == ("ok", None, (), 0, 2.0)
-    assert (row.samples_per_s, row.ci95, row.steps, row.warmup_steps) == (100.0, (99.0, 101.0), 40, 3)
+    assert (row.samples_per_s, row.ci95, row.steps) == (100.0, (99.0, 101.0), 40)
     assert (row.readiness_frac, row.ceiling_samples_per_s, row.util_pct) == (0.5, 200.0, 70.0)
     assert (row.peak_memory_gib, row.predicted_peak_gib, row.device) == (0.25, 0.5, "cpu (x)")
     assert row.machine == "a CPU, 2 cores"
     assert (row.point, row.overrides, row.code, row.folder) == ("p", ("seed=1",), "abc", "p")
     assert row.started_at == "2026-01-01T00:00:00+00:00"
-    append(tmp_path, [row])
-    assert read(tmp_path).rows == (row,)
+    assert read_rows(tmp_path).rows == [row]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,8 @@ def test_without_a_record_the_end_of_the_process_tells(
     row = ended(tmp_path, exit_code)
     assert row.error is not None
     assert (row.status, row.error["kind"], row.error["message"]) == (status, kind, message)
-    assert [path.name for path in folder.iterdir()] == ["stderr.txt"]
+    assert {path.name for path in folder.iterdir()} == {"stderr.txt", "run.json"}
+    assert read_rows(tmp_path).rows == [row]
 
 
 def test_one_that_took_too_long_is_a_timeout_though_it_was_killed(tmp_path: Path) -> None:
@@ -140,19 +144,44 @@ def test_one_that_took_too_long_is_a_timeout_though_it_was_killed(tmp_path: Path
 
 
 @pytest.mark.parametrize("status", ["ok", "oom", "failed"])
-def test_a_complete_record_that_no_row_tells_of_becomes_one(tmp_path: Path, status: str) -> None:
+def test_a_trial_that_ended_when_its_command_was_killed_is_a_row_of_that_code(tmp_path: Path, status: str) -> None:
     codes = {"ok": 0, "oom": 3, "failed": 1}
     error = None if status == "ok" else {"kind": "code", "message": "went wrong", "advice": ""}
     left(tmp_path, status=status, exit_code=codes[status], error=error, duration_s=3.5)
-    row = recorded_row(BEGUN, tmp_path)
-    assert row is not None
-    assert (row.status, row.exit_code, row.error, row.seconds) == (status, codes[status], error, 3.5)
+    for code in ("now", "later"):
+        (row,) = Kept(tmp_path, SAMPLES_PER_S, code, adopted_code="then").found.rows
+        assert (row.status, row.exit_code, row.error, row.seconds) == (status, codes[status], error, 3.5)
+        assert row.code == "then"
 
 
 @pytest.mark.parametrize("status", ["running", "killed", "interrupted"])
-def test_a_trial_that_did_not_end_by_itself_becomes_none(tmp_path: Path, status: str) -> None:
+def test_a_trial_that_did_not_end_by_itself_is_no_row(tmp_path: Path, status: str) -> None:
     left(tmp_path, status=status)
-    assert recorded_row(BEGUN, tmp_path) is None
+    found = read_rows(tmp_path)
+    assert (found.rows, [each.overrides for each in found.unfinished]) == ([], [["seed=1"]])
+
+
+def test_a_trial_that_was_not_started_has_no_log_and_says_why(tmp_path: Path) -> None:
+    end = TrialEnd(not_started="infeasible", message="needs 9 GiB", predicted_peak_gib=9.0)
+    row = Kept(tmp_path, SAMPLES_PER_S, "abc").end(BEGUN, end)
+    assert (row.status, row.folder, row.predicted_peak_gib) == ("infeasible", "", 9.0)
+    assert (row.error or {})["message"] == "needs 9 GiB"
+    assert read_rows(tmp_path).rows == [row]
+
+
+def test_an_earlier_attempt_is_kept_beside_the_next_and_a_refusal_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    for number in range(3):
+        open_trial_folder(folder)
+        assert [*folder.iterdir()] == []
+        (folder / "number").write_text(str(number))
+    attempts = {"p": "2", "p.attempt1": "0", "p.attempt2": "1"}
+    assert {path.name: (path / "number").read_text() for path in tmp_path.iterdir()} == attempts
+    other = replace(BEGUN, point=replace(BEGUN.point, id="q"))
+    Kept(tmp_path, SAMPLES_PER_S, "abc").end(other, TrialEnd(not_started="invalid", message="no such option"))
+    open_trial_folder(tmp_path / "q")
+    assert [*(tmp_path / "q").iterdir()] == []
+    assert not (tmp_path / "q.attempt1").exists()
 
 
 TRACEBACK = """\

@@ -72,6 +72,21 @@ class EngineState(TypedDict):
     """Whether the engine is part of the project's checkout, so that ``git`` covers it."""
 
 
+class TrialEntry(TypedDict):
+    """What a sweep, a search or a tune notes of a trial that has ended."""
+
+    code: str
+    """Version of the code."""
+    attempt: int
+    """Counts the attempts at this point, from 1."""
+    number: int | None
+    """Number of a whole training, from 0; None = a timed trial."""
+    seconds: float
+    """Duration, from the start of its process to its end."""
+    ended_at: str
+    """UTC, with microseconds."""
+
+
 class WandbEntry(TypedDict):
     """The run in wandb."""
 
@@ -445,6 +460,8 @@ class RunRecord:
     events: list[dict[str, Any]] = field(default_factory=list)
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)
+    trial: TrialEntry | None = None
+    """None if this is no trial of a study, or one that has not ended."""
     tested: str | None = None
     """Checkpoint that the test split was evaluated with; None = not tested."""
     artifacts: dict[str, str] = field(default_factory=dict)

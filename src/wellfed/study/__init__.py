@@ -3,9 +3,9 @@
     sweep.py  search/  tune/               one command each: what is proposed, what is shown at the end
     bench.py                               two commits in turns, as whole runs
     request.py  multirun_study.py          what sweep and search share
-    points/                                proposes points: grid, Optuna
+    points/  trial.py                      what is run
     executors/                             runs trials: here, or by a launcher of Hydra's
-    row.py  trial_end.py  ledger.py        what became of a trial: one row type, one ledger
+    trial_end.py  rows.py                  what became of a trial: its folder is its row
     study_files.py  ranking/  board/       reads a study's folder, ranks it, shows it
 
 Start at `study`.

@@ -35,7 +35,7 @@ from wellfed.record.entries import RunRecord
 from wellfed.record.files import plain, write_atomically
 from wellfed.record.provenance import git_output, git_state
 from wellfed.run.folder.resume import CHECKPOINTS
-from wellfed.study.ledger import in_turn
+from wellfed.study.rows import in_turn
 from wellfed.study.trial_end import last_lines
 
 ROUNDS = 6

@@ -11,7 +11,6 @@ from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.masking import masked_override
-from wellfed.study import ledger
 from wellfed.study.board import files, terminal
 from wellfed.study.executors.executor import Launch
 from wellfed.study.ranking.board_entry import Leaderboard
@@ -80,7 +79,7 @@ class MultirunStudy(Study):
 
     def report_earlier(self, trials: Trials, progress: str) -> None:
         """Reports that the rows of an earlier command are kept, and which of them can be measured again."""
-        say, noun, kept = self.screen.say, self.file.folder_kind.noun, trials.ledger
+        say, noun, kept = self.screen.say, self.file.folder_kind.noun, trials.kept
         say(f"Going on in {self.folder}: {progress}")
         codes = {row.code for row in kept.latest.values() if row.status == "ok"} - {self.code}
         if codes:
@@ -104,7 +103,7 @@ class MultirunStudy(Study):
             board.file.write(self.folder)
             files.write(self.folder, board)
         except OSError as error:
-            self.screen.say(f"The leaderboard can't be written: {error}. The rows are in {ledger.FILE_NAME}.")
+            self.screen.say(f"The leaderboard can't be written: {error}. The trials are in {self.folder}.")
         return board
 
     def finish(self) -> int:

@@ -20,7 +20,7 @@ class Objective:
 
     name: str
     figure: Callable[[Any], float | None]
-    """Reads the figure of a row of the ledger."""
+    """Reads the figure of a row."""
     higher_is_better: bool
     title: str
     """Its name in a heading: Throughput."""

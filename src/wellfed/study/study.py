@@ -1,11 +1,11 @@
 """Runs a study: the one loop of sweep, search and tune, and the one way in which they end.
 
-    propose a point ── run a trial ── record a row ── rank
-    sweep.py             executors/     ledger.py       ranking/, board/
-    search/searching.py
+    propose a point ── run a trial ── write its end ── rank
+    sweep.py             executors/     trial_end.py     ranking/, board/
+    search/searching.py                 rows.py
     tune/tuning.py
 
-Every trial leaves a row, however it ends. The same command again runs what is missing.
+Every trial leaves a folder with its record, however it ends. The same command again runs what is missing.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, ConfigError, WellfedError
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder.lock import holds_nothing, only_one
-from wellfed.study.executors.executor import Executor, ExecutorLost, StudySettings, Trial
-from wellfed.study.ledger import Ledger
+from wellfed.study.executors.executor import Executor, ExecutorLost, More, Prune, StudySettings
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.request import SAME_COMMAND
-from wellfed.study.row import Row, RowKind
+from wellfed.study.rows import Kept, Row
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial_end import RowMaker, refused_row
+from wellfed.study.trial import Trial, TrialEnd, TrialKind
 
 
 @dataclass
@@ -67,14 +66,12 @@ class Study(ABC):
         """Copies a finished study into wandb."""
 
     def settings(
-        self, scratch: Path, limit_s: float | None, row_of: RowMaker, prepare_s: float | None = None
+        self, scratch: Path, limit_s: float | None, group: str = "sweep", prepare_s: float | None = None
     ) -> StudySettings:
         """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
         limit_s = math.inf if limit_s is None else limit_s
         say, tick = self.screen.say, self.screen.tick
-        return StudySettings(
-            self.folder, scratch, limit_s, prepare_s or limit_s, row_of.group, row_of, say, tick, self.stop
-        )
+        return StudySettings(self.folder, scratch, limit_s, prepare_s or limit_s, group, say, tick, self.stop)
 
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
@@ -99,7 +96,7 @@ class Study(ABC):
                     self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")
                 return exit_code_of(self.stop.signum or signal.SIGINT)
             except WellfedError:
-                rows = () if self.trials is None else self.trials.ledger.found.rows
+                rows = () if self.trials is None else self.trials.kept.found.rows
                 if is_new and all(row.status == "invalid" for row in rows):
                     shutil.rmtree(self.folder, ignore_errors=True)
                 raise
@@ -116,7 +113,7 @@ class Study(ABC):
 class Trials:
     """Trials of a study and their rows: the one loop of sweep, search and tune."""
 
-    ledger: Ledger
+    kept: Kept
     screen: StudyScreen
     compose_point: Callable[[Sequence[str], Path], Composed[RunConfig]]
     """Returns the configuration of a point, by its overrides and its folder."""
@@ -129,31 +126,24 @@ class Trials:
     def compose(self, point: GridPoint) -> ConfigError | None:
         """Composes a point's configuration; returns its faults if that is impossible."""
         try:
-            self.ready[point.id] = point, self.compose_point(point.overrides, self.ledger.folder / point.id)
+            self.ready[point.id] = point, self.compose_point(point.overrides, self.kept.folder / point.id)
         except ConfigError as error:
             return error
         return None
 
     def refuse(self, point: GridPoint, error: ConfigError, number: int | None = None) -> Row:
         """Writes and shows the row of a point that does not compose, and returns it."""
-        row = refused_row(self.ledger.begin(point, "trial", number), "invalid", " ".join(map(str, error.faults)))
-        row = replace(row, folder="")
-        self.add(row)
-        return row
+        end = TrialEnd(not_started="invalid", message=" ".join(map(str, error.faults)))
+        return self.add(self.kept.begin(point, None, number=number), end)
 
-    def trial(self, point: str, kind: RowKind = "trial", number: int | None = None, **how: bool) -> Trial:
+    def trial(self, point: str, kind: TrialKind = "trial", **how: Any) -> Trial:
         """Returns a trial of a composed point; ``how`` as `Trial` has it."""
-        known, composed = self.ready[point]
-        return Trial(composed, known.overrides, self.ledger.begin(known, kind, number), **how)
+        return self.kept.begin(*self.ready[point], kind, **how)
 
     def run(
-        self,
-        executor: Executor,
-        trials: Sequence[Trial] = (),
-        more: Callable[[], Trial | None] | None = None,
-        prune: Callable[[Trial, int, float], str | None] | None = None,
+        self, executor: Executor, trials: Sequence[Trial] = (), more: More | None = None, prune: Prune | None = None
     ) -> Iterator[tuple[Trial, Row]]:
-        """Yields each trial with its row, which is in the ledger by then. Ends early if the rest can't be run.
+        """Yields each trial with its row, which is in its folder by then. Ends early if the rest can't be run.
 
         Args:
             executor: runs the trials.
@@ -161,25 +151,25 @@ class Trials:
             more: as `Executor.run` has it.
             prune: as `Executor.run` has it.
         """
-        alone = any(trial.row.kind != "trial" for trial in trials)
+        alone = any(trial.kind != "trial" for trial in trials)
         try:
-            for trial, row in executor.run(trials, more, alone=alone, prune=prune):
-                self.add(row)
+            for trial, end in executor.run(trials, more, alone=alone, prune=prune):
+                row = self.add(trial, end)
                 if row.status == "infeasible":
-                    self.ready.pop(trial.row.point, None)
+                    self.ready.pop(row.point, None)
                 yield trial, row
         except ExecutorLost as lost:
             self.is_lost = True
             self.screen.say(f"{lost} {self.way_on} again runs what is missing.")
 
-    def add(self, row: Row) -> None:
-        """Writes and shows the row of a trial that has ended, or was refused before it started."""
+    def add(self, trial: Trial, end: TrialEnd) -> Row:
+        """Writes and shows the row of a trial that has ended, or was refused before it started; returns it."""
+        row = self.kept.end(trial, end)
         if row.status in ("invalid", "infeasible") and not row.folder:
-            self.ledger.append_refused(row)
             self.screen.refused(row)
-            return
-        self.ledger.append(row)
-        self.screen.ended(row, self.ledger.best())
+        else:
+            self.screen.ended(row, self.kept.best())
+        return row
 
 
 @contextmanager

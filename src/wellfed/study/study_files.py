@@ -1,6 +1,6 @@
 """Writes and reads ``sweep.json``, ``search.json`` and ``tune.json``: which study a folder holds.
 
-`load` reads a whole folder of a sweep or a search: its file and its ledger.
+`load` reads a whole folder of a sweep or a search: its file and its rows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from wellfed.errors import ConfigError
 from wellfed.record.files import plain, write_atomically
 from wellfed.record.folder_lookup import FolderKind
 from wellfed.record.provenance import engine_state, engine_version, git_state
-from wellfed.study import ledger
-from wellfed.study.ledger import Read
 from wellfed.study.objective import OBJECTIVES, SAMPLES_PER_S, Objective, of_metric
 from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of, of_one_run
 from wellfed.study.points.space import Axis
+from wellfed.study.rows import Rows, read_rows
+from wellfed.study.trial import TrialMetric
 from wellfed.study.tune_gain import TurnsMeasured
 
 SCHEMA = 1
@@ -100,6 +100,11 @@ class PointsFile(StudyFile):
         raise NotImplementedError
 
     @property
+    def trial_metric(self) -> TrialMetric | None:
+        """Metric that ranks whole trainings; None = trials are timed."""
+        return None
+
+    @property
     def points(self) -> list[GridPoint]:
         """Points of the grid that was asked for last. Their overrides hide secrets, so ids can't be made of them."""
         return [replace(point, id=id_) for point, id_ in zip(self.grid.points(), self.ids, strict=True)]
@@ -159,6 +164,11 @@ class SearchFile(PointsFile):
     def grid(self) -> Grid:
         """Grid of all points; the space must be finite."""
         return Grid(spaces.grid_values(self.space), self.fixed)
+
+    @property
+    def trial_metric(self) -> TrialMetric:
+        """Metric that ranks whole trainings."""
+        return TrialMetric(self.metric, self.mode)
 
     @property
     def ranked_by(self) -> Objective:
@@ -259,7 +269,7 @@ def is_of_search(folder: Path) -> bool:
     return (folder / SEARCH.marker).exists()
 
 
-def load(folder: Path) -> tuple[SweepFile | SearchFile, Read]:
+def load(folder: Path) -> tuple[SweepFile | SearchFile, Rows]:
     """Returns what a folder of a sweep or a search holds.
 
     Raises:
@@ -267,7 +277,8 @@ def load(folder: Path) -> tuple[SweepFile | SearchFile, Read]:
     """
     kind = SearchFile if is_of_search(folder) else SweepFile
     try:
-        return kind.read(folder), ledger.read(folder)
+        file = kind.read(folder)
+        return file, read_rows(folder, file.trial_metric, file.code)
     except (OSError, ValueError) as error:
-        way_out = f"Start the {kind.folder_kind.noun} again with the same command: what is in the ledger is kept."
+        way_out = f"Start the {kind.folder_kind.noun} again with the same command: trials that have ended are kept."
         raise ConfigError.of(str(folder), f"can't be read: {error}", way_out) from error

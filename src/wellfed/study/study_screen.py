@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -10,7 +10,8 @@ from wellfed.explain.report.text_table import console_width, print_text
 from wellfed.run.screen import Terminal
 from wellfed.study.objective import Objective
 from wellfed.study.points.space import show_value
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
+from wellfed.study.trial import Trial
 from wellfed.study.trial_end import message_of
 from wellfed.units import counted, show_duration, show_text
 
@@ -55,10 +56,10 @@ class StudyScreen:
         if self._bar is not None:
             self._bar.refresh()
 
-    def began(self, row: Row) -> None:
+    def began(self, trial: Trial) -> None:
         """Shows on a terminal that a whole training runs now."""
         if self.console.is_terminal:
-            self.say(f"trial {row.trial} begins: {self.short(row)}")
+            self.say(f"trial {trial.number} begins: {self._short(trial.point.overrides, show_value)}")
 
     def refused(self, row: Row) -> None:
         """Shows a point that will not be run."""
@@ -97,8 +98,10 @@ class StudyScreen:
 
     def short(self, row: Row) -> str:
         """Returns the values of a row's axes."""
-        pairs = [text.partition("=") for text in row.overrides]
-        shown = show_value if row.trial is not None else str
+        return self._short(row.overrides, show_value if row.trial is not None else str)
+
+    def _short(self, overrides: Sequence[str], shown: Callable[[str], str]) -> str:
+        pairs = [text.partition("=") for text in overrides]
         return " ".join(f"{axis}={shown(value)}" for axis, _, value in pairs if axis in self._axes)
 
     def _describe(self, best: Row | None) -> str:

@@ -17,7 +17,6 @@ from wellfed.study.board.publish import publish, unpublished
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import prepare_to_fork
-from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.grid import GridPoint, baselines_of
@@ -25,11 +24,11 @@ from wellfed.study.points.space import grid_values
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.request import sweep_request
-from wellfed.study.row import RowKind
+from wellfed.study.rows import Kept
 from wellfed.study.study import Trials, scratch_folder
 from wellfed.study.study_files import SweepFile
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial_end import RowMaker
+from wellfed.study.trial import TrialKind
 from wellfed.units import counted
 
 
@@ -74,17 +73,14 @@ class SweepStudy(MultirunStudy):
         """Runs what is missing, then the best again in turns."""
         options, file = self.config.sweep, self.file
         earlier = self.read_earlier(SweepFile)
-        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
-        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
+        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without its end
+        kept = Kept(self.folder, file.ranked_by, file.code, options.retry, file.ids, adopted_code=was)
         self.trials = trials = Trials(kept, self.screen, self.multirun.compose)
         if earlier is not None:
             self._report_earlier(trials, earlier)
-        for point in self.points:
-            if point.id not in kept.found.latest:
-                kept.adopt(point)
         prepare_to_fork(self.config)
         with scratch_folder(self.folder / ".scratch") as scratch, ExitStack() as entered:
-            settings = self.settings(scratch, options.timeout_s, RowMaker())
+            settings = self.settings(scratch, options.timeout_s)
             executor = executor_of(self.launch, settings)
             if self.launch is None:  # it prepares while the points are composed
                 entered.enter_context(executor)
@@ -112,11 +108,11 @@ class SweepStudy(MultirunStudy):
         for point in self.points:
             if (error := trials.compose(point)) is not None:
                 refused.append((point, error))
-            elif not is_expected and trials.ledger.missing([point.id]):
+            elif not is_expected and trials.kept.missing([point.id]):
                 is_expected = True
                 self._announce()
                 executor.expect(trials.ready[point.id][1], is_one=self.asked.shares_model)
-        is_new = not trials.ledger.found.rows
+        is_new = not trials.kept.found.rows
         if is_new and not trials.ready and len({error.faults for _, error in refused}) == 1:
             raise refused[0][1]
         for point, error in refused:
@@ -128,11 +124,11 @@ class SweepStudy(MultirunStudy):
 
     def _to_confirm(self, trials: Trials) -> list[str]:
         baselines = baselines_of({point.id: point.values for point in self.points})
-        return trials.ledger.to_confirm(trials.ready, baselines)
+        return trials.kept.to_confirm(trials.ready, baselines)
 
     def measure(self, trials: Trials, executor: Executor) -> None:
         """Runs what is missing, then the best again in turns."""
-        kept, options = trials.ledger, self.config.sweep
+        kept, options = trials.kept, self.config.sweep
         if options.fail_fast and (refused := len(self.points) - len(trials.ready)):
             self.screen.say(f"sweep.fail_fast=true, and {counted(refused, 'point')} can't be run: none is started.")
             return
@@ -148,7 +144,7 @@ class SweepStudy(MultirunStudy):
             if not self._run(trials, executor, again[first : first + number], "confirm"):
                 return
 
-    def _run(self, trials: Trials, executor: Executor, points: list[str], kind: RowKind) -> bool:
+    def _run(self, trials: Trials, executor: Executor, points: list[str], kind: TrialKind) -> bool:
         """Runs these points; returns False if the sweep is to stop here."""
         all_well = True
         left = [trials.trial(point, kind) for point in points if point in trials.ready]  # planning may refuse some
@@ -161,7 +157,7 @@ class SweepStudy(MultirunStudy):
     def _report_earlier(self, trials: Trials, earlier: SweepFile) -> None:
         """Reports that rows are kept, and what about them differs from now."""
         now, before = set(self.file.ids), set(earlier.ids)
-        progress = f"{len(trials.ledger.latest)} of {len(now)} points have a row."
+        progress = f"{len(trials.kept.latest)} of {len(now)} points have a row."
         if now != before:
             progress += f" The grid has changed: {len(now - before)} points are new, {len(before - now)} are left out."
         if earlier.trial_steps != self.file.trial_steps:
@@ -171,7 +167,7 @@ class SweepStudy(MultirunStudy):
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
-        return leaderboard(self.file, self.trials.ledger.found)
+        return leaderboard(self.file, self.trials.kept.found)
 
     @property
     def _publishes(self) -> bool:
@@ -181,9 +177,9 @@ class SweepStudy(MultirunStudy):
     def publish(self) -> None:
         """Copies the trials into wandb; a failure there is reported and costs nothing else."""
         trials = self.trials
-        if trials is None or not self._publishes or trials.ledger.best() is None:
+        if trials is None or not self._publishes or trials.kept.best() is None:
             return
-        new = unpublished(self.folder, list(trials.ledger.latest.values()))
+        new = unpublished(self.folder, list(trials.kept.latest.values()))
         if not new:
             return
         self.screen.say("Putting the trials into wandb")

@@ -1,33 +1,27 @@
-"""Makes the row of the ledger from what a trial has left in its folder."""
+"""Writes the end of a trial into its ``run.json``, by what its process has left."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
 import os
 import re
+import shutil
 import signal
+import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, LESS_HOST_MEMORY, ErrorKind
-from wellfed.masking import hidden
-from wellfed.record.entries import FILE_NAME, ErrorEntry, RunRecord, Status
-from wellfed.record.files import write_atomically
-from wellfed.study.learning_curve import best_point, read_curve
-from wellfed.study.row import Outcome, Row, TrialMetric
-
-if TYPE_CHECKING:
-    from wellfed.study.executors.executor import TrialEnd
+from wellfed.masking import hidden, masked_override
+from wellfed.record.entries import ErrorEntry, RunRecord, Status
+from wellfed.run.folder.lock import only_one
+from wellfed.study.trial import Trial, TrialEnd
 
 OUT, ERR = "stdout.txt", "stderr.txt"
 """Files with what a trial has printed."""
-_STDERR_LINES = 20
+STDERR_LINES = 20
 _LONGEST_LINE = 300
 """Most characters of an error in a cell of a table."""
 _NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
@@ -36,98 +30,87 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
 
 
-@dataclass
-class RowMaker:
-    """Makes the row of a trial that has ended."""
-
-    group: str = "sweep"
-    """Group of knobs that advice names."""
-    metric: TrialMetric | None = None
-    """Ranks whole trainings; None = trials are timed."""
-
-    def __call__(self, row: Row, end: TrialEnd, study: Path) -> Row:
-        """Returns the row of an end; ``row`` is what was known before, ``study`` the study's folder."""
-        predicted = row.predicted_peak_gib if end.predicted_peak_gib is None else end.predicted_peak_gib
-        row = replace(row, host=end.host or row.host, predicted_peak_gib=predicted)
-        if end.not_started is not None:
-            return replace(refused_row(row, end.not_started, end.message), folder="", seconds=round(end.seconds, 3))
-        return self.ended(row, study, end.code, end.seconds, timed_out=end.is_timeout)
-
-    def ended(self, row: Row, study: Path, exit_code: int, seconds: float, *, timed_out: bool = False) -> Row:
-        """Returns the row of a trial whose process has ended; completes the trial's record where its end is missing."""
-        folder = study / row.folder
-        found = record_of(folder)
-        status, error = _verdict(found, exit_code, seconds, timed_out, self.group)
-        stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
-        if error is not None and not error["message"]:
-            own, named = _error_lines(stderr)
-            last = (named or own or [""])[-1].strip().removeprefix("- ")
-            error = {**error, "message": last or f"ended with exit code {exit_code}"}
-        if found is not None and (found.status, found.exit_code) != (status, exit_code):
-            path = folder / FILE_NAME  # the process could not write its own end
-            with contextlib.suppress(OSError, ValueError):
-                entries = json.loads(path.read_text(encoding="utf-8"))
-                entries.update(status=status, error=error, exit_code=exit_code)
-                write_atomically(path, json.dumps(entries, indent=1) + "\n")
-        ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
-        return ended if found is None else _with_curve(with_figures(ended, found), folder, found, self.metric)
+def note_end(record: RunRecord, code: str, attempt: int, number: int | None, seconds: float) -> None:
+    """Sets what a study notes in the record of a trial that has ended."""
+    ended_at = datetime.now(UTC).isoformat(timespec="microseconds")
+    record.trial = {
+        "code": code,
+        "attempt": attempt,
+        "number": number,
+        "seconds": round(seconds, 3),
+        "ended_at": ended_at,
+    }
 
 
-def _with_curve(row: Row, folder: Path, found: RunRecord, metric: TrialMetric | None) -> Row:
-    """Returns the row of a whole training with what it has learned."""
-    if metric is None:
-        return row
-    curve = read_curve(folder, metric.name)
-    best = best_point(curve, higher_is_better=metric.higher_is_better)
-    is_pruned = any(event["kind"] == "pruned" for event in found.events)
-    outcome: Outcome = "failed" if row.status != "ok" or best is None else "pruned" if is_pruned else "complete"
-    last = curve[-1].value if curve else math.nan
-    return replace(
-        row,
-        outcome=outcome,
-        value=None if best is None else best.value,
-        value_step=None if best is None else best.step,
-        last_value=last if math.isfinite(last) else None,
-        validations=len(curve),
-        trained_steps=found.steps,
-    )
+def write_end(
+    trial: Trial, end: TrialEnd, study: Path, code: str, *, group: str = "sweep", writes: bool = True
+) -> RunRecord:
+    """Completes and returns the record of a trial that has ended; one that left none, or was refused, gets a small one.
 
+    Args:
+        study: folder of the study.
+        code: version of the code.
+        group: group of knobs that advice names.
+        writes: whether the record is written, too.
 
-def with_figures(row: Row, found: RunRecord) -> Row:
-    """Returns the row with what a run record has measured."""
-    throughput, memory = found.throughput, found.memory
-    low_high = throughput["ci95"] if throughput else None
-    gpus = [] if found.is_on_cpu else found.gpus.values()
-    used = [each["util_pct"]["mean"] for each in gpus if each.get("util_pct")]
-    spent_j: list[Any] = [each.get("energy_per_sample_j") for each in gpus]
-    return replace(
-        row,
-        samples_per_s=throughput["samples_per_s"] if throughput else None,
-        ci95=(low_high[0], low_high[1]) if low_high else None,
-        steps=throughput["steps"] if throughput else 0,
-        warmup_steps=throughput["warmup_steps"] if throughput else 0,
-        readiness_frac=found.readiness_frac,
-        ceiling_samples_per_s=found.ceiling["samples_per_s"] if found.ceiling else None,
-        peak_memory_gib=memory.get("measured_peak_gib"),
-        predicted_peak_gib=memory.get("predicted_peak_gib") or row.predicted_peak_gib,
-        util_pct=fmean(used) if used else None,
-        energy_per_sample_j=sum(spent_j) if spent_j and None not in spent_j else None,
-        device=memory.get("device") or row.device,
-        started_at=found.started_at,
-        host=found.host_name or row.host,
-        machine=f"{found.machine['cpu']}, {found.machine['cpu_quota_cores']:g} cores" if found.machine else "",
-    )
-
-
-def recorded_row(row: Row, study: Path, metric: TrialMetric | None = None) -> Row | None:
-    """Returns the row of a trial that has ended and is not in the ledger; None if it left no complete record.
-
-    The study was killed just then, or another launcher ran the trial.
+    Raises:
+        OSError: it can't be written.
     """
-    if (found := complete_record(study / row.folder)) is None:
-        return None
-    is_timeout = found.status == "timeout"
-    return RowMaker(metric=metric).ended(row, study, found.exit_code or 0, found.duration_s, timed_out=is_timeout)
+    folder = study / trial.folder
+    record = _ended_record(trial, end, folder, group) if end.not_started is None else _refused_record(trial, end)
+    note_end(record, code, trial.attempt, trial.number, end.seconds)
+    if writes and end.not_started != "interrupted":
+        if end.not_started is not None:
+            open_trial_folder(folder)
+        record.write(folder)
+    return record
+
+
+def _refused_record(trial: Trial, end: TrialEnd) -> RunRecord:
+    assert end.not_started is not None
+    record = _small_record(trial)
+    record.status = end.not_started
+    record.error = _error("data" if end.not_started == "failed" else "config", end.message)
+    if end.predicted_peak_gib is not None:
+        record.memory = {"predicted_peak_gib": end.predicted_peak_gib}
+    return record
+
+
+def _small_record(trial: Trial) -> RunRecord:
+    overrides = [*map(masked_override, trial.point.overrides)]
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return RunRecord(trial.folder, started_at=now, host_name=socket.gethostname(), overrides=overrides)
+
+
+def _ended_record(trial: Trial, end: TrialEnd, folder: Path, group: str) -> RunRecord:
+    found = record_of(folder)
+    status, error = _verdict(found, end, group)
+    if error is not None and not error["message"]:
+        own, named = _error_lines(list(map(hidden, last_lines(folder / ERR, STDERR_LINES))))
+        last = (named or own or [""])[-1].strip().removeprefix("- ")
+        error = {**error, "message": last or end.message or f"ended with exit code {end.code}"}
+    record = found or _small_record(trial)
+    record.status, record.error, record.exit_code = status, error, end.code
+    if record.memory.get("predicted_peak_gib") is None and end.predicted_peak_gib is not None:
+        record.memory["predicted_peak_gib"] = end.predicted_peak_gib
+    return record
+
+
+def open_trial_folder(folder: Path) -> None:
+    """Makes the folder of a trial. One of an earlier attempt is kept beside it, once no other process writes to it.
+
+    Raises:
+        ConfigError: another process writes to it, such as a run that was resumed there.
+    """
+    if folder.exists():
+        with only_one(folder):
+            found = record_of(folder)
+            if found is not None and found.exit_code is None and found.trial is not None:
+                shutil.rmtree(folder)  # it was refused
+            else:
+                asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
+                folder.rename(next(aside for aside in asides if not aside.exists()))
+    folder.mkdir()
 
 
 def _recorded_end(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
@@ -151,12 +134,11 @@ def complete_record(folder: Path) -> RunRecord | None:
     return None if found is None or found.status in ("running", "killed", "interrupted") else found
 
 
-def _verdict(
-    found: RunRecord | None, exit_code: int, seconds: float, timed_out: bool, group: str
-) -> tuple[Status, ErrorEntry | None]:
-    if timed_out:
+def _verdict(found: RunRecord | None, end: TrialEnd, group: str) -> tuple[Status, ErrorEntry | None]:
+    exit_code = end.code
+    if end.is_timeout:
         advice = f"Raise {group}.timeout_s if it is only slow, with {group}.retry=[timeout]."
-        return "timeout", _error("code", f"had not ended after {seconds:.0f} s", advice)
+        return "timeout", _error("code", f"had not ended after {end.seconds:.0f} s", advice)
     if exit_code < 0:
         number = -exit_code
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
@@ -201,13 +183,6 @@ def _error_lines(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 def _in_one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
-
-
-def refused_row(row: Row, status: Status, message: str) -> Row:
-    """Returns the row of a point that was not started."""
-    kind: ErrorKind = "data" if status == "failed" else "config"
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return replace(row, status=status, error=_error(kind, message), started_at=now)
 
 
 def last_lines(path: Path, number: int) -> list[str]:

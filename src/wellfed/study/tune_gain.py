@@ -28,6 +28,11 @@ class TuneGain:
         return self.ci95 is not None and self.ci95[0] > 1
 
     @property
+    def is_told(self) -> bool:
+        """Whether more rounds would hardly change the verdict: the whole interval is worth a knob, or a loss."""
+        return self.is_loss or (self.ci95 is not None and self.ci95[0] > LEAST_GAIN)
+
+    @property
     def is_loss(self) -> bool:
         """Whether the whole interval is worse."""
         return self.ci95 is not None and self.ci95[1] < 1

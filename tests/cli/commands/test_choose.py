@@ -17,8 +17,8 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import main
 from wellfed.config.schema import RunConfig
 from wellfed.record.entries import RunRecord
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.rows import Rows
 
 THREADS = {
     **{"backend": "threads", "num_workers": 6, "pin_memory": True, "device_prefetch": 2, "prefetch_factor": 8},
@@ -26,7 +26,7 @@ THREADS = {
 }
 SWEEP = made.sweep_file()
 ROWS = made.rows(SWEEP)
-BOARD = leaderboard(SWEEP, Read(tuple(ROWS)))
+BOARD = leaderboard(SWEEP, Rows(tuple(ROWS)))
 BEST = BOARD.ranked[0]
 
 
@@ -100,18 +100,6 @@ def test_knobs_of_an_experiment_in_the_sweep_are_kept(tmp_path: Path, configs: P
     wanted |= {"memory.micro_batch": 64, "memory.accumulate": None}
     assert {knob: found[knob.partition(".")[0]][knob.partition(".")[2]] for knob in wanted} == wanted
     assert found["gpu"]["tf32"] is False
-
-
-@pytest.mark.parametrize(("status", "started_at"), [("ok", "2026-11-22T18:00:00+00:00"), ("killed", None)])
-def test_the_record_of_another_attempt_leaves_nothing(
-    folder: Path, mine: Path, capsys: pytest.CaptureFixture[str], status: Any, started_at: str | None
-) -> None:
-    record = RunRecord.read(folder / BEST.row.folder)
-    record.status, record.started_at = status, started_at or record.started_at
-    record.write(folder / BEST.row.folder)
-    assert choose_from(folder) == 2
-    assert f"its record is of another attempt ({status}, {record.started_at})" in capsys.readouterr().err
-    assert not mine.exists()
 
 
 def test_it_is_written_where_the_command_searches(
@@ -189,19 +177,6 @@ def test_an_unknown_or_failed_point_leaves_nothing(
     captured = capsys.readouterr()
     assert f"--point {point}: {message}" in captured.err
     assert captured.out == ""
-    assert not mine.exists()
-
-
-@pytest.mark.parametrize("text", [None, "{}"])
-def test_a_record_that_can_not_be_read_leaves_nothing(
-    folder: Path, mine: Path, capsys: pytest.CaptureFixture[str], text: str | None
-) -> None:
-    path = folder / BEST.row.folder / "run.json"
-    path.unlink() if text is None else path.write_text(text)
-    assert choose_from(folder) == 2
-    err = capsys.readouterr().err
-    assert f"point {BEST.point}: its record can't be read" in err
-    assert "sweep.retry=[ok]" in err
     assert not mine.exists()
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.kit import made
 from wellfed.cli import main as cli
 from wellfed.study.board import files as leaderboard_files
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 
 FILES = ("leaderboard.csv", "leaderboard.html")
 

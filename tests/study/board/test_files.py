@@ -12,17 +12,16 @@ from wellfed.config.compose import Composed
 from wellfed.config.entry import main
 from wellfed.config.schema import RunConfig
 from wellfed.study.board.files import CSV, to_csv, to_html, write
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SweepFile
 
 ODD = ("[16, 8]", "a,b", 'say "hi"', "it's", "$(rm x) | y", "two\nlines", "ü ✓", "")
 
 
 def board(sweep: SweepFile, rows: list[Row] | None = None) -> Leaderboard:
-    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows)))
+    return leaderboard(sweep, Rows(tuple(made.rows(sweep) if rows is None else rows)))
 
 
 def table(found: Leaderboard) -> list[dict[str, str]]:

@@ -12,9 +12,8 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS
 from wellfed.observe.telemetry.series import HOST
 from wellfed.study.board import files as leaderboard_files
 from wellfed.study.board.publish import publish, unpublished
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 
 SWEEP = made.sweep_file({"loader": ("baseline", "conservative", "balanced", "aggressive")})
 SLOW, FAILED, FAST, REFUSED = SWEEP.points
@@ -43,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, rows: Sequence[Row] = ROWS) -> Path:
     made.write(folder, SWEEP, rows)
-    leaderboard_files.write(folder, leaderboard(SWEEP, Read(tuple(rows))))
+    leaderboard_files.write(folder, leaderboard(SWEEP, Rows(tuple(rows))))
     return folder
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from wellfed.record.entries import FindingEntry, RunRecord
 from wellfed.study.board.step_table import gain_text, show
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.study_files import TuneFile
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial

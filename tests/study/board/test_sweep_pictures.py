@@ -10,10 +10,9 @@ from tests.kit import made
 from tests.kit.browser import opened
 from tests.kit.page_reader import Page, read_page
 from wellfed.study.board.files import to_html, write
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SweepFile
 
 EVIL = "<script>alert(1)</script>"
@@ -21,7 +20,7 @@ QUOTE = "\"><img src='x' onerror=alert(1)>"
 
 
 def board(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Leaderboard:
-    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows)))
+    return leaderboard(sweep, Rows(tuple(made.rows(sweep) if rows is None else rows)))
 
 
 def page(sweep: SweepFile, rows: Sequence[Row] | None = None) -> Page:

@@ -21,7 +21,8 @@ import wellfed
 from tests.kit.watched import until
 from wellfed.errors import ConfigError, Fault
 from wellfed.process import MAY_FORK
-from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Said
+from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, Said
+from wellfed.study.trial import TrialEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
@@ -82,13 +83,13 @@ class Servers:
         folder.mkdir()
         return Job(folder.name, folder, partial(call, task=task), **more)
 
-    def run(self, work: Callable[[Any, Any], int], task: Any = None, **more: Any) -> tuple[JobEnd, str, str]:
+    def run(self, work: Callable[[Any, Any], int], task: Any = None, **more: Any) -> tuple[TrialEnd, str, str]:
         """One job's end, and what it printed."""
         server, job = self.ready(work), self.job(task, **more)
-        server.start(job)
-        ended = server.take()
-        assert ended.key == job.key
-        return ended, *((job.folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
+        server.send(job)
+        told = server.take()
+        assert told.key == job.key
+        return told.what, *((job.folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
 
 
 @pytest.fixture
@@ -141,8 +142,8 @@ def test_what_is_prepared_is_prepared_once_and_changes_in_a_job_stay_there(serve
     server = servers.ready(work, lambda: print("preparing") or [])
     codes = []
     for _ in range(3):
-        server.start(servers.job())
-        codes.append(server.take().code)
+        server.send(servers.job())
+        codes.append(server.take().what.code)
     assert codes == [1, 1, 1]
     assert (servers.folder / "server0.log").read_text() == "preparing\n"
 
@@ -163,12 +164,13 @@ def test_what_takes_too_long_is_killed_with_what_it_has_started_and_leaves_its_n
     (servers.folder / "other").mkdir()
     other = servers.job(f"{servers.folder / 'other'}:stay")
     one = servers.job(f"{servers.folder / 'one'}:stay", limit_s=5)
-    server.start(one)
-    server.start(other)
+    server.send(one)
+    server.send(other)
     killed, spared = (number_in(servers.folder / name / "pid") for name in ("one", "other"))
-    ended = server.take()
-    assert isinstance(ended, JobEnd)
-    assert (ended.key, ended.code, ended.is_timeout) == (one.key, -signal.SIGKILL, True)
+    told = server.take()
+    ended = told.what
+    assert isinstance(ended, TrialEnd)
+    assert (told.key, ended.code, ended.is_timeout) == (one.key, -signal.SIGKILL, True)
     assert ended.seconds >= 5
     until(lambda: is_gone(killed))
     assert not is_gone(spared)
@@ -214,7 +216,7 @@ def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_b
     server = servers.ready(work, lambda: print(os.getpid()))
     pid = number_in(servers.folder / "server0.log")
     if is_busy:
-        server.start(servers.job(str(servers.folder / "pid")))
+        server.send(servers.job(str(servers.folder / "pid")))
         job = number_in(servers.folder / "pid")
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ForkServerFailed, match="the process that holds data and model has died"):
@@ -222,7 +224,7 @@ def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_b
     if is_busy:
         until(lambda: is_gone(job))
     with pytest.raises(ForkServerFailed, match="has died"):
-        server.start(servers.job())
+        server.send(servers.job())
 
 
 PARENT = """
@@ -240,7 +242,7 @@ def work(prepared, study):
 server = ForkServer(lambda: Path("pids").write_text(f"{os.getpid()}\\n"), Path("log"), 60)
 second = ForkServer(lambda: time.sleep(600), Path("log"), 60)  # which holds nothing of the first
 server.wait_ready()
-server.start(Job("a", Path("."), work))
+server.send(Job("a", Path("."), work))
 print("inside", flush=True)
 time.sleep(600)
 """
@@ -272,14 +274,14 @@ def test_a_job_that_asks_waits_for_the_reply(servers: Servers) -> None:
     server = servers.ready(work, lambda: 100)
     jobs = {(job := servers.job(task)).key: (job, task) for task in (1, 2)}
     for job, _ in jobs.values():
-        server.start(job)
+        server.send(job)
     ends, heard = {}, []
     while len(ends) < 2:
         told = server.take()
-        if isinstance(told, Said):
+        if not isinstance(told.what, TrialEnd):
             heard.append((told.key, *told.what))
-            server.reply(Said(told.key, 10 * told.what[0] + told.what[1]))
+            server.send(Said(told.key, 10 * told.what[0] + told.what[1]))
         else:
-            ends[told.key] = told.code
+            ends[told.key] = told.what.code
     assert [ends[key] for key in jobs] == [133, 163]
     assert sorted(heard) == [(key, task, number) for key, (_, task) in jobs.items() for number in range(3)]

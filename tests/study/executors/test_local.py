@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
@@ -20,10 +20,8 @@ from tests.run.folder.test_lock import holder
 from wellfed.config.schema import RunConfig
 from wellfed.errors import DataError
 from wellfed.process import MAY_FORK
-from wellfed.study.executors.executor import Trial, TrialEnd
-from wellfed.study.executors.local import LocalExecutor, open_trial_folder
-from wellfed.study.executors.point_plans import ForkServers, PointPlans, Task
-from wellfed.study.row import Row
+from wellfed.study.executors.local import LocalExecutor, Task, share_of_cpus, visible
+from wellfed.study.trial import Trial, TrialEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 Work = Callable[[Any, Any, Callable[[Any], Any]], int]
@@ -40,48 +38,30 @@ def call(prepared: tuple[Any, Work], study: Connection, task: Any) -> int:
     return work(made, task, ask)
 
 
-class Plans(PointPlans):
-    """Every trial can be run; its task is in its first override."""
-
-    tasks: Mapping[str, Any]
-
-    on_start: Callable[[str], None]
-
-    def refused(self, trials: Sequence[Trial]) -> Mapping[str, TrialEnd]:
-        return {}
-
-    def task(self, trial: Trial, composed: Any) -> Task:
-        self.on_start(trial.key)
-        return partial(call, task=self.tasks[trial.key])
-
-
 class Local(LocalExecutor):
     """Runs trials whose work is ``work(prepared, task, ask)``, and remembers what became of them."""
 
     def __init__(
         self, folder: Path, work: Work, prepare: Callable[[RunConfig], Any], timeout_s: float, gpus: int
     ) -> None:
-        settings = made_settings(folder, timeout_s=timeout_s, row_of=self._made)
-        super().__init__(settings)
-        self._work, self._prepare_one, self._num = work, prepare, gpus
+        settings = made_settings(folder, timeout_s=timeout_s)
+        super().__init__(settings, lambda composed: (prepare(composed.config), work), lambda: None)
+        self.machine = machines.machine(*map(machines.card, range(gpus)))
         self.ends: dict[str, TrialEnd] = {}
         self.tasks: dict[str, Any] = {}
         self.on_start: Callable[[str], None] = lambda key: None
         self.goes_on = True
 
-    def __enter__(self) -> Self:
-        def prepare(composed: Any) -> Any:
-            return self._prepare_one(composed.config), self._work
+    def _refused(self, trials: Sequence[Trial]) -> Mapping[str, TrialEnd]:
+        return {}
 
-        self._servers = ForkServers(prepare, self.settings.folder, 60, "", lambda: None)
-        self.plans = plans = Plans(self.settings, self._servers)
-        plans.on_start = lambda key: self.on_start(key)  # noqa: PLW0108  tests replace it
-        plans.tasks, plans.machine = self.tasks, machines.machine(*map(machines.card, range(self._num)))
-        return self
+    def _task(self, trial: Trial, composed: Any) -> Task:
+        self.on_start(trial.folder)
+        return partial(call, task=self.tasks[trial.folder])
 
-    def _made(self, row: Row, end: TrialEnd, folder: Path) -> Row:
-        self.ends[row.folder] = end
-        return replace(row, exit_code=end.code)
+    def _ended(self, trial: Trial, end: TrialEnd) -> tuple[Trial, TrialEnd]:
+        self.ends[trial.folder] = end
+        return super()._ended(trial, end)
 
     def trial(self, key: str, task: Any = None, seed: int = 1, num_gpus: int = 1) -> Trial:
         """Trials of one seed share data and model."""
@@ -94,7 +74,7 @@ class Local(LocalExecutor):
         """Runs trials; returns the keys in the order of their ends."""
         keys = []
         for trial, _ in self.run(trials, **how):
-            keys.append(trial.key)
+            keys.append(trial.folder)
             if not self.goes_on:
                 self.start_no_more()
         return keys
@@ -191,22 +171,6 @@ def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(local: Make, 
     assert max(begun - over for begun, over in known if begun < 6) == most - 1
 
 
-# -- folders of trials -------------------------------------------------------------------------------------------------
-
-
-def test_an_earlier_attempt_is_kept_beside_the_next(tmp_path: Path) -> None:
-    folder = tmp_path / "point"
-    for number in range(3):
-        open_trial_folder(folder)
-        assert [*folder.iterdir()] == []
-        (folder / "number").write_text(str(number))
-    assert {path.name: (path / "number").read_text() for path in tmp_path.iterdir()} == {
-        "point": "2",
-        "point.attempt1": "0",
-        "point.attempt2": "1",
-    }
-
-
 def test_a_trial_that_a_user_resumes_waits_for_the_next_command(local: Make, tmp_path: Path) -> None:
     runs = local(lambda prepared, task, ask: 0)
     (tmp_path / "a").mkdir()
@@ -216,3 +180,29 @@ def test_a_trial_that_a_user_resumes_waits_for_the_next_command(local: Make, tmp
     assert runs.ends["a"].not_started == "interrupted"
     assert f"another process is writing to it (process {other.pid} on " in runs.ends["a"].message
     assert not list(tmp_path.glob("a.*"))
+
+
+# -- GPUs and CPUs -----------------------------------------------------------------------------------------------------
+
+
+def test_cpus_are_shared_evenly_among_gpus() -> None:
+    cpus, gpus = frozenset(range(2, 10)), ["0", "GPU-b", "2"]
+    shares = [share_of_cpus(cpus, gpus, [gpu]) for gpu in gpus]
+    assert [sorted(share or ()) for share in shares] == [[2, 3, 4], [5, 6], [7, 8, 9]]
+    assert share_of_cpus(cpus, gpus, ["0", "2"]) == frozenset({2, 3, 4, 7, 8, 9})
+    assert (
+        share_of_cpus(cpus, ["0"], ["0"]) is share_of_cpus(cpus, gpus, []) is share_of_cpus(None, gpus, ["0"]) is None
+    )
+
+
+def test_gpus_have_the_names_that_cuda_was_told() -> None:
+    assert visible({"CUDA_VISIBLE_DEVICES": " GPU-a, 3 ,7"}, 2) == ["GPU-a", "3"]
+    assert visible({}, 2) == ["0", "1"]
+
+
+def test_a_trial_on_the_processor_runs_alone_beside_gpus(local: Make) -> None:
+    runs = local(lambda prepared, task, ask: time.sleep(0.05) or 0, gpus=2)
+    seen: list[tuple[str, int]] = []
+    runs.on_start = lambda key: seen.append((key, sum(each.began_s is not None for each in runs._running.values())))
+    runs.go(runs.trial("a"), runs.trial("cpu", num_gpus=0), runs.trial("b"), runs.trial("c"))
+    assert dict(seen) == {"a": 0, "cpu": 0, "b": 0, "c": 1}

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 from tests.kit import made
 from wellfed.study.board.columns import columns
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SweepFile
 
 FOUR = made.sweep_file({"loader": ("baseline", "a", "b", "c")})
 
 
 def board(*rows: Row, sweep: SweepFile = FOUR) -> Leaderboard:
-    return leaderboard(sweep, Read(rows))
+    return leaderboard(sweep, Rows(rows))
 
 
 def rated(*rates: float | None, own: float | None = 0.01, sweep: SweepFile = FOUR) -> list[Row]:
@@ -43,7 +42,7 @@ def told(found: Leaderboard, words: str) -> bool:
 
 def test_a_real_sweep_has_one_entry_a_point_and_ends_of_each_kind() -> None:
     sweep = made.sweep_file()
-    found = leaderboard(sweep, Read(tuple(made.rows(sweep))))
+    found = leaderboard(sweep, Rows(tuple(made.rows(sweep))))
     assert sorted(entry.point for entry in found.entries) == sorted(sweep.ids)
     ends = dict.fromkeys(("oom", "infeasible", "invalid", "timeout", "failed", "killed", "pending"), 1)
     assert found.counts == {"ok": 17, **ends}

@@ -4,11 +4,10 @@ import pytest
 
 from tests.kit import made
 from wellfed.errors import ConfigError
-from wellfed.study.ledger import Read
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.ranking.winner import chosen, tie_text
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SweepFile
 
 SWEEP = made.sweep_file({"loader": ("baseline", "balanced", "aggressive")})
@@ -16,7 +15,7 @@ SLOW, MIDDLE, FAST = SWEEP.points
 
 
 def board_of(rows: Sequence[Row], sweep: SweepFile = SWEEP) -> Leaderboard:
-    return leaderboard(sweep, Read(tuple(rows)))
+    return leaderboard(sweep, Rows(tuple(rows)))
 
 
 def three(*rates: float, own: float | None = 0.01, peaks: Sequence[float | None] = (9.0, 7.0, 8.0)) -> Leaderboard:

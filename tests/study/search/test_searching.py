@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,17 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from tests.kit.played_trials import PlayedTrials
+from tests.kit.played_trials import PlayedTrials, row_of
 from wellfed.config.schema import RunConfig, SearchConfig, SearchPruner, SearchSampler, TrainerConfig
 from wellfed.errors import ConfigError
-from wellfed.study import ledger
-from wellfed.study.executors.executor import Trial
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import Axis, Choices, Numbers
 from wellfed.study.request import StudyRequest
-from wellfed.study.row import Row, TrialMetric
+from wellfed.study.rows import Row, read_rows
 from wellfed.study.search.searching import SearchStudy
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
+from wellfed.study.trial import Trial, TrialMetric
 
 
 @pytest.fixture(autouse=True)
@@ -49,15 +48,18 @@ class Composing:
         return COMPOSED
 
 
-def good(trial: Trial) -> Row:
+def value_of(trial: Trial) -> float:
     """The metric is the value of the first axis."""
-    value = float(trial.overrides[-1].partition("=")[2])
-    return replace(trial.row, status="ok", outcome="complete", value=value, validations=3, trained_steps=12)
+    return float(trial.point.overrides[-1].partition("=")[2])
+
+
+def once(trial: Trial) -> list[float]:
+    return [value_of(trial)]
 
 
 def failed(trial: Trial, **more: Any) -> Row:
     error = {"kind": "code", "message": "KeyError: 'x'", "advice": ""}
-    return replace(trial.row, **{"status": "failed", "outcome": "failed", "exit_code": 1, "error": error, **more})
+    return row_of(trial, **{"status": "failed", "exit_code": 1, "error": error, **more})
 
 
 class Searching:
@@ -66,10 +68,10 @@ class Searching:
     def __init__(
         self,
         folder: Path,
-        play: Callable[[Trial], Row] = good,
+        play: Callable[[Trial], Row] = row_of,
         values: Sequence[str] = (),
         *,
-        curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
+        curve: Callable[[Trial], Sequence[float]] = once,
         composing: Composing | None = None,
         space: dict[str, Axis] | None = None,
         best_metric: str | None = None,
@@ -89,7 +91,7 @@ class Searching:
         self.study.__dict__["code"] = "abc"
         earlier = self.study.earlier()
         self.trials = self.study.begin(TrialMetric(metric, "max"), earlier)
-        self.played = PlayedTrials(play, curve)
+        self.played = PlayedTrials(folder, play, curve)
         self.points = self.study.propose(self.trials, parallel=1)
 
     def run(self) -> int:
@@ -98,7 +100,7 @@ class Searching:
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
-        found = ledger.read(self.study.folder).rows
+        found = read_rows(self.study.folder, TrialMetric("score", "max")).rows
         return [(row.overrides[-1].partition("=")[2], row.status, row.outcome) for row in found]
 
 
@@ -124,14 +126,14 @@ def test_the_same_command_again_runs_what_is_missing(tmp_path: Path) -> None:
     def lost_after_one(trial: Trial) -> Row:
         if searching.played.ran[1:]:
             raise KeyboardInterrupt
-        return good(trial)
+        return row_of(trial)
 
-    searching.played = PlayedTrials(lost_after_one)
+    searching.played = PlayedTrials(tmp_path, lost_after_one, once)
     with pytest.raises(KeyboardInterrupt):
         searching.run()
     again = Searching(tmp_path, values=("0.1", "0.2", "0.3"))
     assert again.run() == 0
-    assert [row.overrides[-1] for row in again.played.ran] == [f"{LR}=0.2", f"{LR}=0.3"]
+    assert [trial.point.overrides[-1] for trial in again.played.ran] == [f"{LR}=0.2", f"{LR}=0.3"]
     assert len(again.rows) == 3
 
 
@@ -149,12 +151,12 @@ def test_without_the_metric_nothing_can_be_ranked_and_the_names_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def silent(trial: Trial) -> Row:
-        folder = tmp_path / trial.row.folder
+        folder = tmp_path / trial.folder
         folder.mkdir()
         (folder / "metrics.csv").write_text("step,epoch,time_s,split,name,value\n4,0,1,val,loss,0.5\n")
-        return replace(trial.row, status="ok", outcome="failed")
+        return row_of(trial)
 
-    searching = Searching(tmp_path, silent, ("0.1", "0.2"))
+    searching = Searching(tmp_path, silent, ("0.1", "0.2"), curve=lambda trial: ())
     assert searching.run() == 1
     assert len(searching.rows) == 1
     (said,) = [line for line in lines(capsys) if line.startswith("Stopped")]
@@ -178,9 +180,9 @@ def test_when_the_time_is_over_what_runs_ends_and_nothing_begins(
 
     def last(trial: Trial) -> Row:
         searching.study.until_s = 0.0
-        return good(trial)
+        return row_of(trial)
 
-    searching.played = PlayedTrials(last)
+    searching.played = PlayedTrials(tmp_path, last, once)
     assert searching.run() == 0
     assert len(searching.rows) == 1
     assert "search.max_minutes=1 are over. The same command goes on, for as long again." in lines(capsys)
@@ -190,16 +192,9 @@ def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Pa
     """With the real pruner of Optuna: the metric of each trial is flat at its learning rate."""
     options: dict[str, Any] = {"space": {LR: Numbers(0.1, 0.9)}, "max_trials": 16, "pruner": SearchPruner.median}
 
-    def value(trial: Trial) -> float:
-        return float(trial.overrides[-1].partition("=")[2])
-
-    def play(trial: Trial) -> Row:
-        row = good(trial)
-        return replace(row, outcome="pruned") if trial.key in searching.played.pruned else row
-
-    searching = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    searching = Searching(tmp_path, curve=lambda trial: [value_of(trial)] * 4, **options)
     assert searching.run() == 0
-    rows = ledger.read(tmp_path).rows
+    rows = read_rows(tmp_path, TrialMetric("score", "max")).rows
     pruned = {row.folder for row in rows if row.outcome == "pruned"}
     assert pruned == set(searching.played.pruned)
     assert 0 < len(pruned) < 11  # the first five train to their end
@@ -208,7 +203,7 @@ def test_a_training_worse_than_most_is_pruned_and_the_best_never_is(tmp_path: Pa
     with (tmp_path / "leaderboard.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
     assert {row["folder"] for row in table if not row["rank"]} == pruned
-    again = Searching(tmp_path, play, curve=lambda trial: [value(trial)] * 4, **options)
+    again = Searching(tmp_path, curve=lambda trial: [value_of(trial)] * 4, **options)
     assert again.run() == 0
     assert again.played.ran == []
 
@@ -226,16 +221,16 @@ def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touche
     tmp_path: Path, space: dict[str, Axis] | None, options: dict[str, Any], told: str
 ) -> None:
     assert Searching(tmp_path, space={LR: Numbers(0.1, 0.9)}, max_trials=2).run() == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError) as caught:
         Searching(tmp_path, values=("0.1", "0.2"), space=space, max_trials=3, **options)
     assert told in str(caught.value)
     assert "search.name=mine_2" in str(caught.value)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_secrets_are_in_no_file(tmp_path: Path) -> None:
-    searching = Searching(tmp_path, lambda trial: replace(good(trial)), space=None, values=("0.1",))
+    searching = Searching(tmp_path, space=None, values=("0.1",))
     searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
     searching.study.begin(TrialMetric("score", "max"), None)
     file = searching.study.file

@@ -1,7 +1,7 @@
 from typing import Any
 
 from wellfed.record.entries import RunRecord
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.moves import Move, TuneMachine, moves
 from wellfed.study.tune.trial import TuneTrial
 

@@ -11,7 +11,7 @@ import pytest
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.record.entries import RunRecord
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial
 from wellfed.study.tune.walk import Walk

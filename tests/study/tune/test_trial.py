@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.record.entries import RunRecord
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.trial import TuneTrial, knob_of, with_overrides
 
 WORDS = st.lists(

@@ -16,7 +16,7 @@ from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
 from wellfed.errors import WellfedError
 from wellfed.record.entries import RunRecord
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.study_files import TuneFile
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial
@@ -50,11 +50,8 @@ class Played:
 
     latest = measure_again = measure
 
-    def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
-        return rounds
-
-    def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
-        return self._turns
+    def round_of(self, overrides: Sequence[str], number: int) -> tuple[Row, Row]:
+        return self._turns[number - 1]
 
 
 def made(folder: Path, **asked: Any) -> TuneStudy:
@@ -103,7 +100,7 @@ def test_what_is_faster_in_turns_is_the_line_to_use(tmp_path: Path, capsys: pyte
     turns = [(ended(100.0 + number), ended(150.0)) for number in range(3)]
     assert tuned(tmp_path, Played(faster, turns), write=TuneWrite.never) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "Measuring start and result again, 3 rounds in turn: about 36.0 s" in lines
+    assert "Measuring start and result again, at most 3 rounds in turn: about 36.0 s" in lines
     assert lines[-1] == f"Use it: python src/train.py {flag(tmp_path)} loader=baseline memory.features=cache"
     assert (found(tmp_path)["result"], found(tmp_path)["unproven"]) == ([*FASTER], [])
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kit.made_machine import GRID, MadeMachine
 from wellfed.record.entries import FindingEntry, RunRecord
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.trial import Change, TuneTrial, knob_of, with_overrides
 from wellfed.study.tune.walk import Step, Walk

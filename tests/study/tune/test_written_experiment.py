@@ -17,7 +17,7 @@ from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrit
 from wellfed.errors import ConfigError
 from wellfed.record.entries import RunRecord
 from wellfed.study.board.step_table import train_command
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
 from wellfed.study.tune.walk import Step
 from wellfed.study.tune.written_experiment import MARK, Recommendation, TuneExperiment, name_of, planned_values

@@ -11,7 +11,7 @@ from wellfed.cli.commands.leaderboard import add_sweep
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.files.experiment_file import free_path
-from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.errors import EXIT_OK
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.record.entries import RunRecord
 from wellfed.record.folder_lookup import find
@@ -37,15 +37,7 @@ def main(argv: Sequence[str]) -> int:
     flags = board.file.flags
     free_path(asked.name, flag="--name", replaces=asked.force, flags=flags)
     entry = chosen(board, asked.point)
-    way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
-    try:
-        found = RunRecord.read(folder / entry.row.folder)
-    except (OSError, ValueError) as error:
-        problem = f"its record can't be read, and the planned numbers are in there: {error}"
-        raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
-    if (found.status, found.started_at) != ("ok", entry.row.started_at):
-        problem = f"its record is of another attempt ({found.status}, {found.started_at}) than the measured one."
-        raise ConfigError.of(f"point {entry.point}", problem, way_out)
+    found = RunRecord.read(folder / entry.row.folder)
     heading = [
         f"{command('choose')} {shlex.quote(str(folder))} --name {asked.name}",
         f"Record {found.run_id} of {found.started_at}: {shlex.join(entry.overrides)}",

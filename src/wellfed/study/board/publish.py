@@ -22,7 +22,7 @@ from wellfed.record import entries
 from wellfed.record.entries import FILE_NAME
 from wellfed.record.files import write_atomically
 from wellfed.study.board.files import CSV
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.study_files import SweepFile
 
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")

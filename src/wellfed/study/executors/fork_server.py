@@ -1,7 +1,7 @@
 """Forks a process for each trial from one that has made what trials share: imports, data, model.
 
-    study ---- Job, Said ----> fork server --- fork --> process of a job
-          <--- Said, JobEnd ---             <--- Said --->
+    study --- Job, Said ---> fork server --- fork ---> process of a job
+          <----- Said -----               <--- any --->
 
 The study's own process runs no user code. It is told about everything that data, model or driver do to a server or to
 a job. A server never touches CUDA and has one thread, since neither survives a fork.
@@ -28,6 +28,7 @@ from wellfed.errors import ConfigError, WellfedError
 from wellfed.masking import MaskedStream
 from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
 from wellfed.record.entries import Status
+from wellfed.study.trial import TrialEnd
 from wellfed.study.trial_end import ERR, OUT, last_lines
 
 _LOOK_S = 0.5
@@ -71,17 +72,7 @@ class Said:
 
     key: str
     what: Any
-
-
-@dataclass(frozen=True)
-class JobEnd:
-    """How the process of a job ended."""
-
-    key: str
-    code: int
-    """Exit code; negative: the signal that ended it."""
-    seconds: float
-    is_timeout: bool
+    """A `TrialEnd` is the last from a job."""
 
 
 class ForkServerFailed(Exception):
@@ -148,29 +139,24 @@ class ForkServer:
         while not self.is_ready():
             self.connection.poll(min(_IMPORTS_S, max(0.0, self._end_s - time.monotonic())))
 
-    def start(self, job: Job) -> None:
-        """Forks a process for a job.
+    def send(self, what: Job | Said) -> None:
+        """Forks a process for a job, or passes a message on to one.
 
         Raises:
             ForkServerFailed: the server is dead.
         """
         try:
-            self.connection.send(job)
+            self.connection.send(what)
         except OSError as error:
             raise self._dead() from error
 
-    def reply(self, said: Said) -> None:
-        """Sends a message to a job."""
-        with contextlib.suppress(OSError):
-            self.connection.send(said)
-
-    def take(self) -> JobEnd | Said:
-        """Returns the next end or message of a job; blocks.
+    def take(self) -> Said:
+        """Returns the next message of a job; blocks.
 
         Raises:
             ForkServerFailed: the server is dead, and all its jobs are.
         """
-        told: JobEnd | Said = self._receive()
+        told: Said = self._receive()
         return told
 
     def ask(self, job: Job) -> list[Any]:
@@ -179,10 +165,10 @@ class ForkServer:
         Raises:
             ForkServerFailed: the server is dead.
         """
-        self.start(job)
+        self.send(job)
         answers = []
-        while not isinstance(told := self.take(), JobEnd):
-            answers.append(told.what)
+        while not isinstance(what := self.take().what, TrialEnd):
+            answers.append(what)
         return answers
 
     def close(self) -> None:
@@ -339,7 +325,7 @@ class _ServerProcess:
         del self._running[connection]
         code = os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1])
         is_timeout = job.is_late and code == -signal.SIGKILL  # else it has ended just then
-        self._study.send(JobEnd(job.key, code, time.monotonic() - job.began_s, is_timeout))
+        self._study.send(Said(job.key, TrialEnd(code, time.monotonic() - job.began_s, is_timeout)))
 
 
 def _run(job: Job, prepared: Any, server: int, study: Connection) -> NoReturn:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 
 from wellfed import project
 from wellfed.config.quoting import assigned
 from wellfed.errors import ConfigError, first_line
 from wellfed.process import STOPS, Stopped, exit_code_of
-from wellfed.study.executors.executor import Ended, Executor, ExecutorLost, Launch, StudySettings, Trial, TrialEnd
-from wellfed.study.executors.local import LocalExecutor, open_trial_folder
-from wellfed.study.trial_end import complete_record, record_of
+from wellfed.study.executors.executor import Ended, Executor, ExecutorLost, Launch, More, Prune, StudySettings
+from wellfed.study.executors.local import LocalExecutor
+from wellfed.study.trial import Trial, TrialEnd
+from wellfed.study.trial_end import complete_record, open_trial_folder, record_of
 
 
 def executor_of(launch: Launch | None, settings: StudySettings) -> Executor:
@@ -22,51 +24,59 @@ def executor_of(launch: Launch | None, settings: StudySettings) -> Executor:
 class LaunchingExecutor(Executor):
     """An executor that hands all waiting trials to a launcher at once.
 
-    Their rows are written when the launcher returns. It has no time limit for a trial.
+    They are yielded when the launcher returns. It has no time limit for a trial.
     """
 
     def __init__(self, settings: StudySettings, launch: Launch) -> None:
         super().__init__(settings)
         self._launch = launch
 
-    def _start(self, trial: Trial) -> Ended:
-        try:
-            open_trial_folder(self.settings.folder / trial.key)
-        except ConfigError as error:  # another process still writes to it
-            yield trial, self._row(trial, TrialEnd(not_started="interrupted", message=str(error.faults[0])))
-        else:
-            self._running[trial.key] = trial
+    def run(
+        self, trials: Iterable[Trial] = (), more: More | None = None, *, alone: bool = False, prune: Prune | None = None
+    ) -> Ended:
+        """Yields the trials when all have ended, as `Executor.run` does; those that have ended, if a signal came."""
+        asked = [*trials, *(iter(more, None) if more is not None else ())] if self._is_open else []
+        opened = []
+        for trial in asked:
+            try:
+                open_trial_folder(self.settings.folder / trial.folder)
+            except ConfigError as error:  # another process still writes to it
+                yield trial, TrialEnd(not_started="interrupted", message=str(error.faults[0]))
+            else:
+                opened.append(trial)
+        end = self._launched(opened)
+        for trial in opened:
+            folder = self.settings.folder / trial.folder
+            if end is None or complete_record(folder) is not None:
+                found = record_of(folder)
+                if found is None:
+                    yield trial, TrialEnd(code=1, message="left no record: see what its launcher has printed")
+                else:
+                    code = -signal.SIGKILL if complete_record(folder) is None else found.exit_code or 0
+                    yield trial, TrialEnd(code=code, seconds=found.duration_s)
+        if end is not None:
+            raise end
 
-    def _wait(self) -> Ended:
+    def _launched(self, trials: list[Trial]) -> Stopped | ExecutorLost | None:
+        """Runs all trials; returns what has ended that before its time."""
+        if not trials:
+            return None
         os.environ.setdefault(project.VARIABLE, str(project.root()))  # a worker of Ray has another main program
         folder = str(self.settings.folder.absolute())
-        sweep_dir = assigned("hydra.sweep.dir", folder)
-        trials: list[Trial] = list(self._running.values())
-        self._running.clear()
-        end: Stopped | ExecutorLost | None = None
+        own = assigned("hydra.sweep.dir", folder)
+        jobs = [[*each.point.overrides, own, f"hydra.sweep.subdir={each.folder}"] for each in trials]
         try:
-            jobs = [[*each.overrides, sweep_dir, f"hydra.sweep.subdir={each.row.folder}"] for each in trials]
             self._launch(folder, jobs)
         except Stopped as error:  # between two trials
-            end = error
+            return error
         except SystemExit as error:  # a trial in this process got the signal: see `wellfed.config.entry`
             signum = next((each for each in STOPS if exit_code_of(each) == error.code), None)
             if signum is None:
                 raise
-            end, self.settings.stop.signum = Stopped(signum), signum
+            self.settings.stop.signum = signum
+            return Stopped(signum)
         except Exception as error:  # noqa: BLE001  of the launcher: no cluster, wrong arguments, a lost worker
-            end = ExecutorLost(f"Hydra's launcher failed: {type(error).__name__}: {first_line(error)}.")
-            end.__cause__ = error
-        for trial in trials:
-            if end is None or complete_record(self.settings.folder / trial.row.folder) is not None:
-                yield trial, self._row(trial, self._end(trial))
-        if end is not None:
-            raise end
-
-    def _end(self, trial: Trial) -> TrialEnd:
-        """Returns how a trial has ended, by its record."""
-        folder = self.settings.folder / trial.row.folder
-        if (found := record_of(folder)) is None:
-            return TrialEnd(not_started="failed", message="left no record: see what its launcher has printed")
-        code = -signal.SIGKILL if complete_record(folder) is None else found.exit_code or 0
-        return TrialEnd(code=code, seconds=found.duration_s, host=found.host_name or "")
+            lost = ExecutorLost(f"Hydra's launcher failed: {type(error).__name__}: {first_line(error)}.")
+            lost.__cause__ = error
+            return lost
+        return None

@@ -13,7 +13,7 @@ from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.repeats import Noise
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 from wellfed.study.study_files import SearchFile, SweepFile
 
 EntryStatus = Literal[Status, "complete", "pruned", "pending"]
@@ -89,7 +89,7 @@ class Entry:
 
 def pending(point: GridPoint) -> Entry:
     """Returns the entry of a point that has no row yet."""
-    empty = Row(point.id, "trial", point.overrides, "running", 0)
+    empty = Row(point.id, "trial", point.overrides, "running")
     return Entry(point.id, point.values, point.overrides, "pending", empty, why="no trial has ended yet")
 
 

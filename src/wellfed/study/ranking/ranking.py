@@ -1,6 +1,6 @@
 """Ranks the points of a study.
 
-A pure function of a study's file, its ``ledger.jsonl`` and learning curves: every figure can be computed again.
+A pure function of a study's file, the rows of its trials and learning curves: every figure can be computed again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 
 from wellfed.study import repeats
 from wellfed.study.learning_curve import CurvePoint, read_curve
-from wellfed.study.ledger import Read
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint, baselines_of
 from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, pending
-from wellfed.study.row import Row
+from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of
 from wellfed.units import counted, show_percent
@@ -42,13 +41,13 @@ def board_of(folder: Path) -> Leaderboard:
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
 
-def curves_of(file: SearchFile, found: Read, folder: Path) -> dict[str, list[CurvePoint]]:
+def curves_of(file: SearchFile, found: Rows, folder: Path) -> dict[str, list[CurvePoint]]:
     """Returns the learning curve of each trial by its folder."""
     rows = (row for row in found.latest.values() if row.folder)
     return {row.folder: read_curve(folder / row.folder, file.metric) for row in rows}
 
 
-def search_board(file: SearchFile, found: Read, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
+def search_board(file: SearchFile, found: Rows, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
     """Returns the board of a search as it stands.
 
     Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
@@ -110,7 +109,7 @@ def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry]) -> list[str]:
 # -- timed trials ------------------------------------------------------------------------------------------------------
 
 
-def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
+def leaderboard(file: SweepFile, found: Rows) -> Leaderboard:
     """Returns entries and ranks of a sweep as it stands.
 
     An entry's score is the mean over its last trial and the runs that confirmed it with the same code. Its 95 %
@@ -130,7 +129,7 @@ def leaderboard(file: SweepFile, found: Read) -> Leaderboard:
     return Leaderboard(file, (*rated, *rest), notes, noise)
 
 
-def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
+def _counted(point: GridPoint, found: Rows, objective: Objective) -> list[Row]:
     """Returns the rows whose figures are averaged: the last trial's, if it has a figure, then those that confirm it."""
     trial = found.latest.get(point.id)
     if trial is None or trial.status != "ok" or objective(trial) is None:
@@ -148,7 +147,7 @@ def _run(row: Row, objective: Objective) -> repeats.MeasuredRun:
 
 
 def _entry(
-    point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
+    point: GridPoint, found: Rows, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
 ) -> Entry:
     """Returns an entry without its rank; ``rows`` are those that count."""
     entry, trial = pending(point), found.latest.get(point.id)

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from wellfed.command_line import announce
@@ -14,25 +13,23 @@ from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import ConfigError
-from wellfed.study.executors.executor import Executor, Launch, Trial
+from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.point_plans import call
 from wellfed.study.learning_curve import reported_metrics
-from wellfed.study.ledger import Ledger
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import describe
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import curves_of, search_board
 from wellfed.study.request import probe_of, search_request
-from wellfed.study.row import Row, TrialMetric
-from wellfed.study.search.proposals import AskedPoints, GridPoints, Points, Proposal
+from wellfed.study.rows import Kept, Row
+from wellfed.study.search.points import GridPoints, Points, Proposal
 from wellfed.study.study import Trials, scratch_folder
 from wellfed.study.study_files import SearchFile
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial_end import RowMaker
+from wellfed.study.trial import Trial, TrialMetric
 from wellfed.units import counted
 
 _PREPARE_S = 3600
@@ -89,15 +86,13 @@ class SearchStudy(MultirunStudy):
         prepare_to_fork(self.config)
         announce("Search: importing PyTorch, reading data, building the model")
         with scratch_folder(self.folder / ".scratch") as scratch:
-            maker = RowMaker("search")
-            settings = self.settings(scratch, options.timeout_s, maker, options.timeout_s or _PREPARE_S)
+            settings = self.settings(scratch, options.timeout_s, "search", options.timeout_s or _PREPARE_S)
             with LocalExecutor(settings) as here:
                 here.expect(self.probe, is_one=self.asked.shares_model)
                 if not self.is_grid:
-                    import wellfed.study.points.optuna_study  # noqa: F401  while data and model are made
-                maker.metric = _metric_of(here, self.probe, self.folder)
-                trials = self.begin(maker.metric, earlier)
-                points = self.propose(trials, parallel=len(here.plans.gpus) // max(1, self.config.trainer.devices))
+                    import wellfed.study.search.asked_points  # noqa: F401  while data and model are made
+                trials = self.begin(_metric_of(here, self.probe, self.folder), earlier)
+                points = self.propose(trials, parallel=len(here.gpus) // max(1, self.config.trainer.devices))
                 self._report_begin(trials, is_new=earlier is None)
                 if options.max_minutes is not None:
                     self.until_s = time.monotonic() + 60 * options.max_minutes
@@ -144,8 +139,8 @@ class SearchStudy(MultirunStudy):
                 raise self._another(f"{name} {was or 'none'}", f"{name} {now or 'none'}")
         file.write(self.folder)
         self.screen.objective = file.ranked_by
-        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without a row
-        kept = Ledger(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric, was)
+        was = "" if earlier is None else earlier.code  # an earlier command ran what it left without its end
+        kept = Kept(self.folder, file.ranked_by, file.code, options.retry, file.ids or None, metric, was, "search")
         self.trials = Trials(kept, self.screen, self.multirun.compose, self.way_on)
         return self.trials
 
@@ -153,25 +148,16 @@ class SearchStudy(MultirunStudy):
         """Returns the source of points; ``parallel`` is the number of trials at a time."""
         options, asked, file = self.config.search, self.asked, self.file
         if self.is_grid:
-            return GridPoints(asked.grid.points(), trials.ledger)
-        from wellfed.study.points.optuna_study import OptunaStudy
+            return GridPoints(asked.grid.points(), trials.kept)
+        from wellfed.study.search.asked_points import AskedPoints
 
-        study = OptunaStudy(
-            file.space,
-            mode=file.mode,
-            sampler=options.sampler.value,
-            pruner=options.pruner.value,
-            seed=options.seed + len(trials.ledger.found.rows),  # the same seed would draw the same values again
-            parallel=max(1, parallel),
-        )
-        most, pruner = options.max_trials, options.pruner.value
-        return AskedPoints(study, asked.space, asked.fixed, trials.ledger, most=most, pruner=pruner)
+        return AskedPoints(asked.space, asked.fixed, trials.kept, options, file.mode, parallel=max(1, parallel))
 
     def _report_begin(self, trials: Trials, *, is_new: bool) -> None:
-        """Reports what a ledger that is there holds, then what is searched."""
+        """Reports what the folder holds, then what is searched."""
         options, say, file = self.config.search, self.screen.say, self.file
         if not is_new:
-            outcomes = Counter(row.outcome for row in trials.ledger.found.latest.values())
+            outcomes = Counter(row.outcome for row in trials.kept.found.latest.values())
             listed = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
             self.report_earlier(trials, f"{listed or 'no trial'} so far.")
         best = "most" if file.ranked_by.higher_is_better else "least"
@@ -193,7 +179,7 @@ class SearchStudy(MultirunStudy):
             return None
 
         def prune(trial: Trial, validation: int, value: float) -> str | None:
-            return points.prune(trial.row, validation, value)
+            return points.prune(trial.point, validation, value)
 
         for _, row in trials.run(executor, more=more, prune=prune):
             self._ended(row, points, trials)
@@ -212,9 +198,9 @@ class SearchStudy(MultirunStudy):
             self._ended(trials.refuse(point, error, number), points, trials)
             return None
         asks = self.config.search.pruner is not SearchPruner.none
-        trial = trials.trial(point.id, number=number, is_timed=False, may_be_pruned=asks)
+        trial = trials.trial(point.id, number=number, may_be_pruned=asks)
         del trials.ready[point.id]  # a long search does not keep all configurations
-        self.screen.began(trial.row)
+        self.screen.began(trial)
         return trial
 
     def _ended(self, row: Row, points: Points, trials: Trials) -> None:
@@ -224,7 +210,7 @@ class SearchStudy(MultirunStudy):
             ConfigError: the first trial has no such metric as was asked for.
         """
         points.ended(row)
-        rows = trials.ledger.found.rows
+        rows = trials.kept.found.rows
         asked = self.config.trainer.best_metric
         message = "" if row.error is None else str(row.error["message"])
         if len(rows) == 1 and row.status == "invalid" and message.startswith(f"trainer.best_metric={asked}:"):
@@ -240,7 +226,7 @@ class SearchStudy(MultirunStudy):
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
-        found = self.trials.ledger.found
+        found = self.trials.kept.found
         return search_board(self.file, found, curves_of(self.file, found, self.folder))
 
 
@@ -251,7 +237,7 @@ def _metric_of(here: LocalExecutor, probe: Composed[RunConfig], folder: Path) ->
         ConfigError: no data and model could be made, or they give no metric.
     """
     try:
-        answers = here.plans.ask(probe, partial(call, "see_metric", composed=probe))
+        answers = here.ask(probe, "see_metric")
     except ForkServerFailed as failed:
         raise ConfigError.of("data and model", str(failed), "") from failed
     if len(answers) != 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 from wellfed.record.entries import RunRecord
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.row import Row
+from wellfed.study.rows import Row
 
 _UNKNOWN_FRAC = 0.03
 """Half width of a figure without an interval, relative to the figure."""

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import signal
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,15 +28,12 @@ from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record.entries import RunRecord
 from wellfed.study.board import step_table
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
-from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.executors.point_plans import call, import_trial_work
-from wellfed.study.ledger import Ledger
+from wellfed.study.executors.local import LocalExecutor, call, import_trial_work, prepare_to_fork
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.row import Row
+from wellfed.study.rows import Kept, Row
 from wellfed.study.study import Study, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile, study_code
 from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial_end import RowMaker
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.start import of_the_start, of_trials
 from wellfed.study.tune.trial import Change, TuneTrial
@@ -49,6 +45,8 @@ from wellfed.units import counted, show_duration, show_line
 
 _LOOK_S = 60
 """Seconds that asking for the machine may take."""
+_LEAST_ROUNDS = 3
+"""Rounds of the comparison after which it may end, as soon as its interval shows which is better."""
 
 
 def tune(composed: Composed[TuneRunConfig]) -> int:
@@ -104,13 +102,14 @@ def _machine() -> MachineFacts:
     import_trial_work()  # before the forks, for all of them
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server:
-            try:
-                server.wait_ready()
-                answers = server.ask(Job("machine", folder, partial(call, "see_machine"), limit_s=_LOOK_S))
-            except ForkServerFailed:
-                answers = []
-    return answers[0] if answers else machine()
+        with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server, suppress(ForkServerFailed):
+            server.wait_ready()
+            answers: list[MachineFacts] = server.ask(
+                Job("machine", folder, partial(call, "see_machine"), limit_s=_LOOK_S)
+            )
+            if answers:
+                return answers[0]
+    return machine()
 
 
 class TuneScreen(StudyScreen):
@@ -155,7 +154,7 @@ class TuneStudy(Study):
             return replace(compose_as(self.start.flags, overrides), run_dir=folder)
 
         with scratch_folder(self.folder / ".scratch") as scratch:
-            settings = self.settings(scratch, self.config.sweep.timeout_s, RowMaker())
+            settings = self.settings(scratch, self.config.sweep.timeout_s)
             with LocalExecutor(settings) as executor:
                 of_all = of_trials(self.start.overrides, self.start.config)
                 self.trials = trials = Trials(kept, self.screen, compose_point)
@@ -163,10 +162,10 @@ class TuneStudy(Study):
                 self._run_steps(self.measured)
                 self._comparison = self._compare(self.measured)
 
-    def _begin(self) -> Ledger:
-        """Returns the ledger, with what was measured alike before."""
+    def _begin(self) -> Kept:
+        """Returns the rows of what was measured alike before."""
         say, config = self.screen.say, self.config.tune
-        kept = Ledger(self.folder, SAMPLES_PER_S, self.file.code, self.config.sweep.retry)
+        kept = Kept(self.folder, SAMPLES_PER_S, self.file.code, self.config.sweep.retry)
         if kept.found.rows:
             if changed := self.file.differs_from_earlier(self.folder):
                 say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {kept.set_aside()}.")
@@ -219,22 +218,24 @@ class TuneStudy(Study):
         assert result is not None
         if not result.change.overrides:
             return None
-        rounds = self.config.tune.rounds
-        if missing := trials.rounds_missing(result.change.overrides, rounds):
-            about = show_duration(missing * (start.trial.row.seconds + result.trial.row.seconds))
-            self.screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn: about {about}")
-        rows = trials.compare(result.change.overrides, rounds)
-        pairs = [tuple(TuneTrial(row, RunRecord(row.point)) for row in round_) for round_ in rows]
-        before, after = [first.figure for first, _ in pairs], [second.figure for _, second in pairs]
-        problems = [
-            f"The {name} did not end well in round {number}: {trial.problem}"
-            for number, pair in enumerate(pairs, 1)
-            for name, trial in zip(("start", "result"), pair, strict=True)
-            if trial.figure is None
-        ]
-        seconds = sum(trial.row.seconds for pair in pairs for trial in pair)
-        gain = gain_in_turns(before, after)
-        return TurnsMeasured(before, after, gain, seconds, problems[0] if problems else None)
+        rounds, overrides = self.config.tune.rounds, result.change.overrides
+        about = show_duration(rounds * (start.trial.row.seconds + result.trial.row.seconds))
+        self.screen.say(f"Measuring start and result again, at most {counted(rounds, 'round')} in turn: about {about}")
+        before: list[float | None] = []
+        after: list[float | None] = []
+        seconds, problem, gain = 0.0, None, None
+        for number in range(1, rounds + 1):
+            pair = [TuneTrial(row, RunRecord(row.point)) for row in trials.round_of(overrides, number)]
+            before.append(pair[0].figure)
+            after.append(pair[1].figure)
+            seconds += sum(trial.row.seconds for trial in pair)
+            gain = gain_in_turns(before, after)
+            for name, trial in zip(("start", "result"), pair, strict=True):
+                if trial.figure is None and problem is None:
+                    problem = f"The {name} did not end well in round {number}: {trial.problem}"
+            if after[-1] is None or (number >= _LEAST_ROUNDS and gain is not None and gain.is_told):
+                break
+        return TurnsMeasured(before, after, gain, seconds, problem)
 
     def finish(self) -> int:
         """Writes and shows what was found; returns the exit code."""
@@ -272,7 +273,7 @@ class TuneStudy(Study):
 
     def interrupted(self) -> int:
         """Writes what is known of a tune that did not come to its end."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._write(status="stopped")
         return EXIT_FAILED
 
