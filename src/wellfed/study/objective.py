@@ -58,11 +58,6 @@ class Objective:
         """Noun with its article."""
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
-    @property
-    def against_memory(self) -> Objective:
-        """Objective drawn against memory: this one, or the rate where this one is memory."""
-        return SAMPLES_PER_S if self is PEAK_MEMORY else self
-
     def head(self, sample_unit: str) -> str:
         """Returns the head of its column."""
         return self.unit.format(sample_unit) or self.noun

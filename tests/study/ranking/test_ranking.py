@@ -107,16 +107,6 @@ def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader()
     }
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))
-def test_each_point_off_the_front_is_beaten_by_one_on_it(figures: list[tuple[int, int]]) -> None:
-    rows = rated(*(float(rate) for rate, _ in figures))
-    found = board(*(replace(row, peak_memory_gib=float(peak)) for row, (_, peak) in zip(rows, figures, strict=True)))
-    places = [(entry.row.samples_per_s, -entry.row.peak_memory_gib, entry.on_front) for entry in found.ranked]
-    for rate, less, on_front in places:
-        beaten = any(o[0] >= rate and o[1] >= less and o[:2] != (rate, less) for o in places if o[2])
-        assert beaten != on_front
-
-
 def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:
     real = made.sweep_file({"token": ("s3cret", "t0psecret")})
     hidden = replace(real, axes={"token": ("***", "***")})

@@ -13,8 +13,8 @@ from typing import Any
 from wellfed.command_line import command
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.record.files import write_atomically
-from wellfed.study.board import sweep_pictures, training_pictures
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
+from wellfed.study.board.pictures import heat_map, learning_curves
 from wellfed.study.points.grid import of_one_run
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 
@@ -24,7 +24,7 @@ TIMED_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
     *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac"),
     *("peak_memory_gib", "predicted_peak_gib"),
-    *("energy_per_sample_j", "util_pct", "seconds", "on_front", "folder"),
+    *("energy_per_sample_j", "util_pct", "seconds", "folder"),
 )
 """Columns of a sweep's CSV before the axes; ``overrides`` and ``error`` follow. The interval is the score's."""
 TRAINING_COLUMNS = (
@@ -72,7 +72,6 @@ def _figures(entry: Entry) -> dict[str, Any]:
 def to_html(board: Leaderboard, folder: Path = Path()) -> str:
     """Returns the page in one file; its commands name the study's ``folder``. Every text of the user's is escaped."""
     of_search, objective = board.is_of_search, board.objective
-    pictures = training_pictures if of_search else sweep_pictures
     values = {
         "board": board,
         "file": board.file,
@@ -89,7 +88,10 @@ def to_html(board: Leaderboard, folder: Path = Path()) -> str:
         "shown": partial(value_text, board),
         "figure": figure_text,
         "interval": interval,
-        **pictures.figures(board),
+        "tied": sum(entry.rank == 1 for entry in board.ranked) - 1,
+        "top": max((figure for entry in board.ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
+        "curves": learning_curves(board),
+        "map": heat_map(board),
     }
     return fill_in(Path(__file__).with_name("board.html.j2"), values)
 

@@ -52,8 +52,6 @@ class Entry:
     """Factor by which it is better than the point that has ``loader=baseline`` and equals this one in all else."""
     of_baseline_ci95: tuple[float, float] | None = None
     """None: one of the two has no interval or was measured once, or this is the baseline."""
-    on_front: bool = False
-    """No other point is as good with less memory, or better with as little (`Objective.against_memory`)."""
     curve: tuple[CurvePoint, ...] = ()
     """Metric at each validation of a whole training."""
     why: str = ""

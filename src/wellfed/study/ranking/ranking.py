@@ -123,7 +123,7 @@ def leaderboard(file: SweepFile, found: Rows) -> Leaderboard:
     entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
     good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
     in_order = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
-    rated = _compared(_ranked(in_order, objective), good, objective)
+    rated = _compared(_ranked(in_order, objective), good)
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: ORDER.index(entry.status))
     notes = (*_notes_on_code(file, rated), *_notes(rated, objective, noise))
     return Leaderboard(file, (*rated, *rest), notes, noise)
@@ -200,40 +200,21 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
     return ranked
 
 
-def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
-    """Returns the entries with the figures that compare them to each other."""
-    vertical = objective.against_memory
+def _compared(ranked: Sequence[Entry], good: Mapping[str, float]) -> list[Entry]:
+    """Returns the entries with the figures that compare them to the best and to their baselines."""
     baselines = baselines_of({entry.point: entry.values for entry in ranked})
-    places = {
-        entry.point: (vertical.goodness(figure), -entry.row.peak_memory_gib)
-        for entry in ranked
-        if (figure := vertical(entry.row)) is not None and entry.row.peak_memory_gib is not None
-    }
-    front: list[tuple[float, float]] = []
-    for place in sorted(set(places.values()), reverse=True):
-        if not front or place[1] > front[-1][1]:
-            front.append(place)
-    on_front = set(front)
     halves = {entry.point: _relative_half(entry) for entry in ranked}
     compared = []
     for entry in ranked:
         mine, baseline = good[entry.point], baselines.get(entry.point)
-        of_baseline = None if baseline is None else mine / good[baseline]
-        ci95 = None
-        if of_baseline is not None and baseline is not None and baseline != entry.point:
-            own, its = halves[entry.point], halves[baseline]
-            if own is not None and its is not None:
+        more: dict[str, Any] = {"of_best": mine / good[ranked[0].point]}
+        if baseline is not None:
+            factor, own, its = mine / good[baseline], halves[entry.point], halves[baseline]
+            more["of_baseline"] = factor
+            if baseline != entry.point and own is not None and its is not None:
                 width = math.exp(math.hypot(own, its))
-                ci95 = (of_baseline / width, of_baseline * width)
-        compared.append(
-            replace(
-                entry,
-                of_best=mine / good[ranked[0].point],
-                of_baseline=of_baseline,
-                of_baseline_ci95=ci95,
-                on_front=places.get(entry.point) in on_front,
-            )
-        )
+                more["of_baseline_ci95"] = (factor / width, factor * width)
+        compared.append(replace(entry, **more))
     return compared
 
 

@@ -32,7 +32,7 @@ def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
     sweep = made.sweep_file()
     found = page(sweep)
     assert all(point in found.text for point in sweep.ids)
-    for words in ("Fastest", "Without a rate: 6 points", "Pending: 1 point", "Throughput against memory"):
+    for words in ("Fastest", "Without a rate: 6 points", "Pending: 1 point"):
         assert words in found.text
     assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
 
