@@ -9,6 +9,7 @@ from typing import Any
 from tests.kit.made_rows import write_rows
 from wellfed.record.entries import RunRecord
 from wellfed.study.points.grid import Grid, GridPoint
+from wellfed.study.points.space import Choices
 from wellfed.study.rows import Row
 from wellfed.study.study_files import SweepFile
 
@@ -72,7 +73,8 @@ def sweep_file(
     grid = Grid({axis: tuple(values) for axis, values in axes.items()}, tuple(fixed))
     ids = tuple(point.id for point in grid.points())
     given = {"workload": "recsys", "sample_unit": "triplets", "code": "56d4f5d", **more}
-    return SweepFile(name=name, axes=grid.axes, fixed=grid.fixed, ids=ids, **given)
+    space = {axis: Choices(values) for axis, values in grid.axes.items()}
+    return SweepFile(name=name, space=space, fixed=grid.fixed, ids=ids, **given)
 
 
 def row(point: GridPoint, rate: float | None = 1000.0, *, own: float | None = 0.01, **more: Any) -> Row:

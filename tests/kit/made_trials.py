@@ -27,7 +27,6 @@ def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> S
         prepare_s=60,
         group="sweep",
         say=told.append,
-        tick=lambda: None,
         stop=StopRequest(),
     )
     return replace(settings, **more)

@@ -30,7 +30,7 @@ class PlayedTrials(Executor):
         play: Callable[[Trial], Row] = row_of,
         curve: Callable[[Trial], Sequence[float]] = lambda trial: (),
     ) -> None:
-        settings = StudySettings(folder, folder, 1, 1, "sweep", str, lambda: None, StopRequest())  # type: ignore[arg-type]
+        settings = StudySettings(folder, folder, 1, 1, "sweep", str, StopRequest())  # type: ignore[arg-type]
         super().__init__(settings)
         self._play, self._curve = play, curve
         self.pruned: dict[str, str] = {}

@@ -36,14 +36,14 @@ from wellfed.record.files import plain, write_atomically
 from wellfed.record.provenance import git_output, git_state
 from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.study.rows import in_turn
-from wellfed.study.trial_end import last_lines
+from wellfed.study.trial_end import last_lines, record_of
 
 ROUNDS = 6
 """Default number of rounds. Even, so that drift cancels. Student's t is 2.6 for 6 ratios, 4.3 for 3, 12.7 for 2."""
 RESULT = "bench.json"
 _SCRIPT = Path("src", "train.py")
-_CHECKOUT_S = 600
-"""Most seconds that git may take to check out a commit."""
+_GIT_S = 600
+"""Most seconds that git may take, as to check out a commit."""
 _PATIENCE_S = 30.0
 """Seconds that a run which is asked to stop may take to write its record."""
 
@@ -68,8 +68,6 @@ class BenchRound:
     order: str
     """``AB`` or ``BA``."""
     pair: Comparison
-    folders: dict[str, str]
-    """Run folder of each side."""
 
     @property
     def rates(self) -> list[float]:
@@ -125,8 +123,7 @@ class Bench:
                 pair = Comparison(Evidence(found["A"]), Evidence(found["B"]))
                 self.faults += reasons_against(pair, settings_may_differ=True)
                 if not self.faults and number > 0:
-                    folders = {letter: str(self.folder / f"{number}{letter}") for letter in "AB"}
-                    self.rounds.append(BenchRound("".join(found), pair, folders))
+                    self.rounds.append(BenchRound("".join(found), pair))
                     self.ended(number, self.rounds[-1])
             self.write()
             if self.faults:
@@ -140,11 +137,8 @@ class Bench:
             code = _exit_code(typed, log, [str(script.parent), *map(str, project.import_paths()[1:])])
         finally:
             shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-            with suppress(OSError):
-                log.write_text(hidden(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
-        record: RunRecord | None = None
-        with suppress(OSError, ValueError):
-            record = RunRecord.read(folder)
+            log.write_text(hidden(log.read_text(encoding="utf-8", errors="replace")), encoding="utf-8")
+        record = record_of(folder)
         if code == 0 and record is not None and record.status == "ok":
             return record
         error = record.error if record else None
@@ -157,23 +151,24 @@ class Bench:
     def write(self) -> None:
         """Writes what is known so far."""
         ratio = self.ratio
+        sides = {
+            side.letter: {"title": side.title, "commit": side.commit, "changed": side.is_changed} for side in self.sides
+        }
+        rounds = [
+            {
+                "order": each.order,
+                "samples_per_s": dict(zip("AB", each.rates, strict=True)),
+                "time_ratio": each.time_ratio,
+                "runs": {letter: str(self.folder / f"{number}{letter}") for letter in "AB"},
+            }
+            for number, each in enumerate(self.rounds, start=1)
+        ]
         known = {
             "schema": 1,
             "rounds_asked": self.number,
             "overrides": [*map(masked_override, self.overrides)],
-            "sides": {
-                side.letter: {"title": side.title, "commit": side.commit, "changed": side.is_changed}
-                for side in self.sides
-            },
-            "rounds": [
-                {
-                    "order": each.order,
-                    "samples_per_s": dict(zip("AB", each.rates, strict=True)),
-                    "time_ratio": each.time_ratio,
-                    "runs": each.folders,
-                }
-                for each in self.rounds
-            ],
+            "sides": sides,
+            "rounds": rounds,
             "time_ratio": None if ratio is None else {"mean": ratio.factor, "ci95": [ratio.low, ratio.high]},
             "problems": [str(fault) for fault in self.faults],
         }
@@ -218,49 +213,39 @@ def two_sides(against: str) -> Iterator[tuple[BenchSide, BenchSide]]:
         ConfigError: there is no such commit, or no project in it.
     """
     root, where = project.root(), f"--against {masked_override(against)}"
-    try:
-        top = Path(git_output(root, "rev-parse", "--show-toplevel").strip())
-    except (OSError, subprocess.SubprocessError) as error:
-        problem = f"names a commit, and git has none of {root}: {_said(error)}."
-        raise ConfigError.of(where, problem, "Commit the project: git init, git add, git commit.") from error
-    try:
-        commit = git_output(root, "rev-parse", "--verify", "--end-of-options", f"{against}^{{commit}}").strip()
-    except subprocess.SubprocessError as error:
-        way_out = "git log lists commits. A shallow clone has the newest alone: git fetch --unshallow."
-        if "=" in against:
-            way_out = f"Compare settings by a sweep: {command('train')} -m sweep=quick loader=baseline,balanced"
-        raise ConfigError.of(where, "is no commit, branch or tag of this repository.", way_out) from error
-    state = git_state(root)
-    title = commit[:10] if commit.startswith(against) else f"{against} ({commit[:10]})"
-    with _worktree(root, commit, where) as tree:
-        folder = tree / root.resolve().relative_to(top.resolve())
-        if not (folder / _SCRIPT).is_file():
-            raise ConfigError.of(where, f"has no {_SCRIPT}.", "Name a commit that has the project.")
-        here = (state["commit"], state["dirty"]) if state else (None, False)
-        yield BenchSide("A", title, folder, commit), BenchSide("B", "the working tree", root, *here)
 
+    def git(*words: str, problem: str, way_out: str) -> str:
+        try:
+            return git_output(root, *words, timeout_s=_GIT_S).strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            printed = getattr(error, "stderr", None) or error
+            said = " ".join(str(printed).split()).rstrip(".")
+            raise ConfigError.of(where, problem.format(said), way_out) from error
 
-@contextmanager
-def _worktree(root: Path, commit: str, where: str) -> Iterator[Path]:
+    way_out = "Commit the project: git init, git add, git commit."
+    problem = f"names a commit, and git has none of {root}: {{}}."
+    top = Path(git("rev-parse", "--show-toplevel", problem=problem, way_out=way_out))
+    way_out = "git log lists commits. A shallow clone has the newest alone: git fetch --unshallow."
+    if "=" in against:
+        way_out = f"Compare settings by a sweep: {command('train')} -m sweep=quick loader=baseline,balanced"
+    problem = "is no commit, branch or tag of this repository."
+    words = ("rev-parse", "--verify", "--end-of-options", f"{against}^{{commit}}")
+    commit = git(*words, problem=problem, way_out=way_out)
     scratch = Path(tempfile.mkdtemp(prefix="wellfed-bench-"))
     tree = scratch / "tree"
     try:
         hooks = ("-c", "core.hooksPath=/dev/null")  # a user's hook may install or start something
         added = (*hooks, "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        try:
-            git_output(root, *added, timeout_s=_CHECKOUT_S)
-        except subprocess.SubprocessError as error:
-            problem = f"can't be checked out: {_said(error)}."
-            raise ConfigError.of(where, problem, "Make room, or check it out.") from error
-        yield tree
+        git(*added, problem="can't be checked out: {}.", way_out="Make room, or check it out.")
+        folder = tree / root.resolve().relative_to(top.resolve())
+        if not (folder / _SCRIPT).is_file():
+            raise ConfigError.of(where, f"has no {_SCRIPT}.", "Name a commit that has the project.")
+        state = git_state(root)
+        title = commit[:10] if commit.startswith(against) else f"{against} ({commit[:10]})"
+        here = (state["commit"], state["dirty"]) if state else (None, False)
+        yield BenchSide("A", title, folder, commit), BenchSide("B", "the working tree", root, *here)
     finally:
         # `git worktree prune` would also remove worktrees of the user on a disk that is not mounted now.
         with suppress(OSError):
             shutil.rmtree(tree / (tree / ".git").read_text(encoding="utf-8").removeprefix("gitdir:").strip())
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _said(error: Exception) -> str:
-    """Returns what git printed about an error, in one line."""
-    printed = getattr(error, "stderr", None)
-    return " ".join((printed if isinstance(printed, str) and printed.strip() else str(error)).split()).rstrip(".")

@@ -110,7 +110,6 @@ class MultirunStudy(Study):
         """Writes and shows the leaderboard of what is there; returns the exit code."""
         if self.trials is None:
             return EXIT_FAILED
-        self.screen.end()
         board = self.write_board()
         terminal.show(self.screen.console, board, [self.folder / name for name in files.NAMES])
         return EXIT_FAILED if board.best is None else EXIT_OK

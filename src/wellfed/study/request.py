@@ -62,53 +62,40 @@ class StudyRequest:
         return all(group_of(name) in _BESIDE_THE_MODEL or name.startswith("workload.optimizer.") for name in names)
 
 
-def sweep_request(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) -> StudyRequest:
-    """Returns the sweep that a command line asks for; ``is_here``: this machine runs the trials.
+def study_request(
+    noun: Literal["sweep", "search"], multirun: Multirun, base: Composed[RunConfig], launch: Launch | None
+) -> StudyRequest:
+    """Returns the sweep or the search that a command line asks for.
+
+    The overrides of a search lack those of the search itself: each trial is a run like any other.
 
     Raises:
-        ConfigError: no sweep can be made of it.
+        ConfigError: none can be made of it.
     """
-    config, option = base.config, base.choices["sweep"]
-    options, chosen = config.sweep, f"sweep={option}"
-    varied, fixed = multirun.varied()
-    name = options.name or option
-    folder = _folder("sweep", name, multirun, config, varied)
-    space: dict[str, Axis] = {axis: Choices(each.values) for axis, each in varied.items()}
-    asked = StudyRequest(name, folder, space, fixed)
-    if not varied:
-        way_out = "Name values of one knob at least: loader=baseline,balanced"
-        raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
-    if asked.grid.size > options.max_trials:
-        raise _too_many(chosen, asked.space, "combination", "sweep.max_trials", options.max_trials)
-    _check_option("sweep", option, multirun, fixed)
-    if is_here:
-        _check_fork(chosen, "all in one process.")
-    return asked
-
-
-def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None) -> StudyRequest:
-    """Returns the search that a command line asks for.
-
-    Its overrides lack those of the search itself: each trial is a run like any other.
-
-    Raises:
-        ConfigError: no search can be made of it.
-    """
-    config, option = base.config, base.choices.get("search")
-    options, chosen = config.search, f"search={option}" if option else "-m"
-    is_grid = options.sampler is SearchSampler.grid
+    config, option, is_sweep = base.config, base.choices.get(noun), noun == "sweep"
+    chosen = f"{noun}={option}" if option else "-m"
+    is_grid = is_sweep or config.search.sampler is SearchSampler.grid
     varied, fixed = multirun.varied(may_be_interval=not is_grid)
-    name = options.name or option or new_name()
-    folder = _folder("search", name, multirun, config, varied)
-    space = space_of(varied)
+    asked_name, most = (
+        (config.sweep.name, config.sweep.max_trials) if is_sweep else (config.search.name, config.search.max_trials)
+    )
+    name = asked_name or option or new_name()
+    folder = _folder(noun, name, multirun, config, varied)
+    space: dict[str, Axis] = (
+        space_of(varied) if not is_sweep else {axis: Choices(each.values) for axis, each in varied.items()}
+    )
     if option and not space:
-        way_out = "Name what varies: workload.optimizer.lr=0.01,0.001"
-        if not is_grid:
-            way_out = 'Name what varies: "workload.optimizer.lr=interval(1e-4,1e-1)"'
+        way_out = 'Name what varies: "workload.optimizer.lr=interval(1e-4,1e-1)"'
+        if is_grid:
+            example = "loader=baseline,balanced" if is_sweep else "workload.optimizer.lr=0.01,0.001"
+            way_out = f"Name values of one knob at least: {example}"
         raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
     number = spaces.size(space)
-    if is_grid and number is not None and number > options.max_trials:
-        raise _too_many(chosen, space, "whole training", "search.max_trials", options.max_trials)
+    if is_grid and number is not None and number > most:
+        what, knob = "combination" if is_sweep else "whole training", f"{noun}.max_trials"
+        listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
+        problem = f"{counted(number, what)} ({listed}), and {knob}={most}."
+        raise ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
     secret = next((axis for axis, each in varied.items() if _masked(axis, each.values) != each.values), None)
     if secret and not is_grid:
         problem = "is a secret by its name, and Optuna would write its values down."
@@ -116,14 +103,14 @@ def search_request(multirun: Multirun, base: Composed[RunConfig], launch: Launch
     if launch is not None and not is_grid:
         problem = "asks for each trial when another has ended, which other launchers can't."
         raise ConfigError.of(chosen, problem, "Leave out hydra/launcher, or name a grid of values, with search=grid.")
-    if launch is None:
-        _check_fork(chosen, "a grid, all in one process.")
-    is_named = bool(option or options.name or multirun.typed_dir)
-    way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with search.name={name}"
-    own = tuple(of_one_run(fixed))
+    if launch is None and not MAY_FORK:
+        problem = "starts trials by forking, which this system does not offer."
+        raise ConfigError.of(chosen, problem, "Add hydra/launcher=basic: a grid, all in one process.")
     if option:
-        _check_option("search", option, multirun, fixed)
-    return StudyRequest(name, folder, space, own, way_on)
+        _check_option(noun, option, multirun, fixed)
+    is_named = bool(option or asked_name or multirun.typed_dir)
+    way_on = SAME_COMMAND if is_named else f"{SAME_COMMAND} with {noun}.name={name}"
+    return StudyRequest(name, folder, space, fixed if is_sweep else tuple(of_one_run(fixed)), way_on)
 
 
 def probe_of(
@@ -192,19 +179,6 @@ def _check_option(group: Literal["sweep", "search"], option: str, multirun: Mult
     ]
     if faults:
         raise ConfigError(faults)
-
-
-def _too_many(chosen: str, space: Mapping[str, Axis], what: str, knob: str, most: int) -> ConfigError:
-    number = spaces.size(space) or 0
-    listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
-    problem = f"{counted(number, what)} ({listed}), and {knob}={most}."
-    return ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
-
-
-def _check_fork(where: str, without: str) -> None:
-    if not MAY_FORK:
-        problem = "starts trials by forking, which this system does not offer."
-        raise ConfigError.of(where, problem, f"Add hydra/launcher=basic: {without}")
 
 
 def _masked(axis: str, values: Sequence[str]) -> tuple[str, ...]:

@@ -63,15 +63,14 @@ class Study(ABC):
         return self.finish()
 
     def publish(self) -> None:  # noqa: B027  not every study has it
-        """Copies a finished study into wandb."""
+        """Copies what a finished study has found into wandb."""
 
     def settings(
         self, scratch: Path, limit_s: float | None, group: str = "sweep", prepare_s: float | None = None
     ) -> StudySettings:
         """Returns the settings of an executor; ``limit_s`` is the time of a trial, None = none."""
         limit_s = math.inf if limit_s is None else limit_s
-        say, tick = self.screen.say, self.screen.tick
-        return StudySettings(self.folder, scratch, limit_s, prepare_s or limit_s, group, say, tick, self.stop)
+        return StudySettings(self.folder, scratch, limit_s, prepare_s or limit_s, group, self.screen.say, self.stop)
 
     def go(self) -> int:
         """Runs the study in its folder, which is locked meanwhile; returns the exit code.
@@ -90,7 +89,7 @@ class Study(ABC):
             except (Stopped, KeyboardInterrupt):
                 self.stop.is_finishing = True  # an impatient second signal must not become a traceback
                 if self._is_finished:
-                    self.screen.say(f"Stopped while putting the trials into wandb. {self.way_on} again does the rest.")
+                    self.screen.say("Stopped while putting the leaderboard into wandb; the files have every figure.")
                 else:
                     self.interrupted()
                     self.screen.say(f"Stopped. {self.way_on} {self.goes_on}")

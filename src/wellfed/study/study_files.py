@@ -54,7 +54,8 @@ class StudyFile:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns what is written."""
-        return {"schema": SCHEMA, **{each.name: getattr(self, each.name) for each in fields(self)}}
+        found: dict[str, Any] = plain({"schema": SCHEMA, **asdict(self)})
+        return found
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -69,20 +70,12 @@ class StudyFile:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
-            return cls(
-                **{each.name: _decoded(each.name, found[each.name]) for each in fields(cls) if each.name in found}
-            )
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+            space = {"space": spaces.from_dict(known["space"])} if "space" in known else {}
+            return cls(**{**known, **lists, **space})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of a {cls.folder_kind.noun}: {error}.") from error
-
-
-def _decoded(name: str, value: Any) -> Any:
-    """Returns the value of a field as JSON has it."""
-    if name == "space":
-        return spaces.from_dict(value)
-    if name == "axes":
-        return {axis: tuple(values) for axis, values in value.items()}
-    return tuple(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +84,28 @@ class PointsFile(StudyFile):
 
     fixed: tuple[str, ...]
     """Overrides that all trials share, with secrets as ``***``."""
+    space: Mapping[str, Axis]
+    """Knob or group that varies -> its values, with secrets as ``***``."""
     ids: tuple[str, ...] = ()
     """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
-
-    @property
-    def grid(self) -> Grid:
-        """Grid of all points; a sampler's space may have none."""
-        raise NotImplementedError
-
-    @property
-    def trial_metric(self) -> TrialMetric | None:
-        """Metric that ranks whole trainings; None = trials are timed."""
-        return None
+    trial_metric: ClassVar[TrialMetric | None] = None
+    """Metric that ranks whole trainings; None = trials are timed."""
 
     @property
     def points(self) -> list[GridPoint]:
         """Points of the grid that was asked for last. Their overrides hide secrets, so ids can't be made of them."""
-        return [replace(point, id=id_) for point, id_ in zip(self.grid.points(), self.ids, strict=True)]
+        grid = Grid(spaces.grid_values(self.space), self.fixed)
+        return [replace(point, id=id_) for point, id_ in zip(grid.points(), self.ids, strict=True)]
+
+    @property
+    def axis_names(self) -> list[str]:
+        """Knobs and groups that vary."""
+        return list(self.space)
+
+    @property
+    def ranked_by(self) -> Objective:
+        """Figure that ranks the points."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,22 +115,10 @@ class SweepFile(PointsFile):
     folder_kind = SWEEP
 
     sample_unit: str
-    axes: Mapping[str, tuple[str, ...]]
-    """Axis -> values, with secrets as ``***``."""
     trial_steps: int = 0
     """Most steps measured; 0 = unknown."""
     objective: str = SAMPLES_PER_S.name
     """Name in `OBJECTIVES` of the figure that ranks."""
-
-    @property
-    def axis_names(self) -> list[str]:
-        """Knobs and groups that vary."""
-        return list(self.axes)
-
-    @property
-    def grid(self) -> Grid:
-        """Grid of all points."""
-        return Grid(self.axes, self.fixed)
 
     @property
     def ranked_by(self) -> Objective:
@@ -149,24 +135,12 @@ class SearchFile(PointsFile):
     metric: str
     """Metric of validation that ranks, without ``val/``."""
     mode: Literal["max", "min"]
-    space: Mapping[str, Axis]
-    """Axes, with secrets as ``***``."""
     sampler: str
     pruner: str
     max_trials: int
 
     @property
-    def axis_names(self) -> list[str]:
-        """Knobs and groups that vary."""
-        return list(self.space)
-
-    @property
-    def grid(self) -> Grid:
-        """Grid of all points; the space must be finite."""
-        return Grid(spaces.grid_values(self.space), self.fixed)
-
-    @property
-    def trial_metric(self) -> TrialMetric:
+    def trial_metric(self) -> TrialMetric:  # type: ignore[override]  # read only
         """Metric that ranks whole trainings."""
         return TrialMetric(self.metric, self.mode)
 
@@ -188,10 +162,6 @@ class SearchFile(PointsFile):
             "overrides": " ".join(shared),
             **({"axes": " ".join(axes)} if self.sampler == "grid" else {"space": spaces.describe(axes)}),
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns what is written."""
-        return {**super().to_dict(), "space": spaces.to_dict(self.space)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,12 +198,6 @@ class TuneFile(StudyFile):
     """Overrides of the recommended command."""
     unproven: tuple[str, ...] = ()
     """Overrides that run the result, where its gain is within noise and the start is recommended."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns what is written."""
-        comparison = None if self.comparison is None else asdict(self.comparison)
-        found: dict[str, Any] = plain({**super().to_dict(), "comparison": comparison})
-        return found
 
     def differs_from_earlier(self, folder: Path) -> list[str]:
         """Returns what differs from an earlier tune in the folder; empty where its figures can be used."""

@@ -1,10 +1,8 @@
-"""Shows on the terminal how a study gets on: a line a trial, or a bar with the best so far."""
+"""Shows on the terminal how a study gets on: a line a trial."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wellfed.explain.report.text_table import console_width, print_text
 from wellfed.run.screen import Terminal
@@ -13,11 +11,11 @@ from wellfed.study.points.space import show_value
 from wellfed.study.rows import Row
 from wellfed.study.trial import Trial
 from wellfed.study.trial_end import message_of
-from wellfed.units import counted, show_duration, show_text
+from wellfed.units import counted, show_duration
 
 
 class StudyScreen:
-    """Lines and a bar. No thread draws them: it would not survive the forks.
+    """Lines on the terminal, one a trial.
 
     Args:
         axes: knobs and groups that vary.
@@ -27,34 +25,17 @@ class StudyScreen:
     def __init__(self, objective: Objective, axes: Collection[str] = (), sample_unit: str = "") -> None:
         self.objective, self._axes, self.sample_unit = objective, axes, sample_unit
         self.console = Terminal(soft_wrap=True, width=console_width())
-        self._bar: Progress | None = None
+        self._number = self._done = 0
 
     def say(self, text: str) -> None:
         """Prints a text of one line."""
         print_text(self.console, text)
 
-    def begin(self, number: int, title: str, best: Row | None) -> None:
-        """Announces a number of trials, with a bar on a terminal."""
-        self.end()
-        if not number:
-            return
-        self.say(title)
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=self.console,
-                auto_refresh=False,
-            )
-            self._bar.add_task(self._describe(best), total=number)
-            self._bar.start()
-
-    def tick(self) -> None:
-        """Updates the clock of the bar."""
-        if self._bar is not None:
-            self._bar.refresh()
+    def begin(self, number: int, title: str) -> None:
+        """Announces a number of trials, which are counted on their lines."""
+        self._number, self._done = number, 0
+        if number:
+            self.say(title)
 
     def began(self, trial: Trial) -> None:
         """Shows on a terminal that a whole training runs now."""
@@ -68,33 +49,23 @@ class StudyScreen:
             return
         short, message = self.short(row), (row.error or {}).get("message", "")
         self.say(f"{row.status}: {message}" if short in message else f"{row.status}: {short}: {message}")
-        self._advance(None)
 
     def ended(self, row: Row, best: Row | None) -> None:
         """Shows the end of a trial."""
         took = f" in {show_duration(row.seconds)}" if row.seconds else ""
         why = "" if row.error is None else f": {message_of(row.error)}"
+        first = " (best so far)" if best is row else ""
         if row.trial is None:
-            score = self._score(row)
-            self.say(f"{row.status}{score and f' {score}'}{took}: {self.short(row)}{why}")
-        else:
-            figure = "" if row.value is None else f" {self.objective.name} {row.value:.5g}"
-            status = row.outcome if row.outcome != "failed" else row.status
-            after = f" after {counted(row.validations, 'validation')}" if row.outcome == "pruned" else ""
-            first = " (best so far)" if best is row else ""
-            self.say(f"trial {row.trial} {status}{figure}{first}{after}{took}: {self.short(row)}{why}")
-        self._advance(best)
-
-    def _advance(self, best: Row | None) -> None:
-        if self._bar is not None:
-            description = None if best is None else self._describe(best)
-            self._bar.update(self._bar.task_ids[0], advance=1, description=description, refresh=True)
-
-    def end(self) -> None:
-        """Removes the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+            self._done += 1
+            of_all = f", {self._done} of {self._number}" if self._done <= self._number else ""
+            figure = self.objective(row)
+            score = "" if figure is None else f" {self.objective.show(figure, self.sample_unit)}"
+            self.say(f"{row.status}{score}{first}{took}{of_all}: {self.short(row)}{why}")
+            return
+        value = "" if row.value is None else f" {self.objective.name} {row.value:.5g}"
+        status = row.outcome if row.outcome != "failed" else row.status
+        after = f" after {counted(row.validations, 'validation')}" if row.outcome == "pruned" else ""
+        self.say(f"trial {row.trial} {status}{value}{first}{after}{took}: {self.short(row)}{why}")
 
     def short(self, row: Row) -> str:
         """Returns the values of a row's axes."""
@@ -103,12 +74,3 @@ class StudyScreen:
     def _short(self, overrides: Sequence[str], shown: Callable[[str], str]) -> str:
         pairs = [text.partition("=") for text in overrides]
         return " ".join(f"{axis}={shown(value)}" for axis, _, value in pairs if axis in self._axes)
-
-    def _describe(self, best: Row | None) -> str:
-        if best is None or not (score := self._score(best)):
-            return "best so far: none"
-        return show_text(f"best so far: {score} with {self.short(best)}")
-
-    def _score(self, row: Row) -> str:
-        figure = self.objective(row)
-        return "" if figure is None else self.objective.show(figure, self.sample_unit)

@@ -6,24 +6,23 @@ All points are composed and planned before the first is run.
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from wellfed.command_line import announce
 from wellfed.config.multirun import Multirun
 from wellfed.errors import ConfigError
 from wellfed.observe.loggers import wandb_sink
-from wellfed.study.board.publish import publish, unpublished
+from wellfed.study.board.publish import publish
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import prepare_to_fork
 from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.grid import GridPoint, baselines_of
-from wellfed.study.points.space import grid_values
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.request import sweep_request
+from wellfed.study.request import study_request
 from wellfed.study.rows import Kept
 from wellfed.study.study import Trials, scratch_folder
 from wellfed.study.study_files import SweepFile
@@ -39,7 +38,7 @@ def run_sweep(multirun: Multirun, launch: Launch | None = None) -> int:
         ConfigError: no sweep can be made of this; nothing was run.
     """
     base = multirun.base()
-    asked = sweep_request(multirun, base, is_here=launch is None)
+    asked = study_request("sweep", multirun, base, launch)
     objective = OBJECTIVES[base.config.sweep.objective.value]
     screen = StudyScreen(objective, list(asked.space), base.config.workload.sample_unit)
     return SweepStudy(asked.folder, screen, multirun, base.config, asked, launch).go()
@@ -50,6 +49,8 @@ class SweepStudy(MultirunStudy):
     """One command of a sweep."""
 
     goes_on = "again runs what is missing."
+    _has_measured: bool = field(default=False, init=False)
+    """Whether this command ran trials, and any of all has a rank."""
 
     @cached_property
     def points(self) -> list[GridPoint]:
@@ -63,7 +64,7 @@ class SweepStudy(MultirunStudy):
         return SweepFile(
             **self.facts,
             sample_unit=self.config.workload.sample_unit,
-            axes=grid_values(self.asked.masked_space),
+            space=self.asked.masked_space,
             ids=tuple(point.id for point in self.points),
             trial_steps=options.trial_steps,
             objective=options.objective.value,
@@ -94,6 +95,7 @@ class SweepStudy(MultirunStudy):
                     wandb_sink.import_wandb()
             self.file.write(self.folder)
             self.measure(trials, executor)
+            self._has_measured = trials.kept.best() is not None
 
     def compose(self, trials: Trials, executor: Executor) -> None:
         """Composes each point's configuration, or writes a row with the reason why that is impossible.
@@ -133,13 +135,13 @@ class SweepStudy(MultirunStudy):
             self.screen.say(f"sweep.fail_fast=true, and {counted(refused, 'point')} can't be run: none is started.")
             return
         missing = kept.missing(trials.ready)
-        self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}", kept.best())
+        self.screen.begin(len(missing), f"Trials: {len(missing)}, in {self.folder}")
         if not self._run(trials, executor, missing, "trial"):
             return
         again = self._to_confirm(trials)
         number = len(set(again))
         title = f"Measuring the best again, in turn: {len(again)}, in {self.folder}"
-        self.screen.begin(len(again), title, kept.best())
+        self.screen.begin(len(again), title)
         for first in range(0, len(again), number or 1):
             if not self._run(trials, executor, again[first : first + number], "confirm"):
                 return
@@ -171,19 +173,15 @@ class SweepStudy(MultirunStudy):
 
     @property
     def _publishes(self) -> bool:
-        """Whether the trials are to be copied into wandb."""
+        """Whether the leaderboard is to be copied into wandb."""
         return wandb_sink.decide_mode(self.config.logger.mode.value) != "disabled"
 
     def publish(self) -> None:
-        """Copies the trials into wandb; a failure there is reported and costs nothing else."""
-        trials = self.trials
-        if trials is None or not self._publishes or trials.kept.best() is None:
+        """Copies the leaderboard into wandb; a failure there is reported and costs nothing else."""
+        if not self._has_measured or not self._publishes:
             return
-        new = unpublished(self.folder, list(trials.kept.latest.values()))
-        if not new:
-            return
-        self.screen.say("Putting the trials into wandb")
+        self.screen.say("Putting the leaderboard into wandb")
         try:
-            publish(self.folder, self.file, new, self.config.logger)
+            publish(self.folder, self.file, self.config.logger)
         except (RuntimeError, OSError) as error:
             self.screen.say(f"{error}; the files have every figure.")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.kit import made
 from wellfed.study.board.columns import columns
+from wellfed.study.points.space import Choices
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.rows import Row, Rows
@@ -109,7 +110,7 @@ def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader()
 
 def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:
     real = made.sweep_file({"token": ("s3cret", "t0psecret")})
-    hidden = replace(real, axes={"token": ("***", "***")})
+    hidden = replace(real, space={"token": Choices(("***", "***"))})
     found = board(*rated(100, 200, sweep=real), sweep=hidden)
     assert [(entry.point, entry.row.samples_per_s) for entry in found.ranked] == [
         (real.ids[1], 200),

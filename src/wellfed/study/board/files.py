@@ -14,7 +14,7 @@ from wellfed.command_line import command
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.record.files import write_atomically
 from wellfed.study.board.columns import columns, figure_text, interval, value_text
-from wellfed.study.board.pictures import heat_map, learning_curves
+from wellfed.study.board.heat_map import heat_map
 from wellfed.study.points.grid import of_one_run
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 
@@ -90,7 +90,6 @@ def to_html(board: Leaderboard, folder: Path = Path()) -> str:
         "interval": interval,
         "tied": sum(entry.rank == 1 for entry in board.ranked) - 1,
         "top": max((figure for entry in board.ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
-        "curves": learning_curves(board),
         "map": heat_map(board),
     }
     return fill_in(Path(__file__).with_name("board.html.j2"), values)

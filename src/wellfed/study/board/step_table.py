@@ -1,4 +1,4 @@
-"""Shows a tune on a terminal: a row for each step, and the conclusions."""
+"""Shows the conclusions of a tune on a terminal."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from wellfed.command_line import command
-from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
+from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.masking import masked_override
-from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.study_files import TuneFile
 from wellfed.study.tune_gain import TuneGain
 from wellfed.units import counted, show_duration, show_factor, show_line
 
 
 def show(console: Console, file: TuneFile) -> None:
-    """Prints a row for each step with the reason for its change below, conclusions, and the command to use."""
-    objective, unit = SAMPLES_PER_S, SAMPLES_PER_S.head(file.sample_unit)
-    numbers = (TextColumn(name, is_number=True) for name in (f"before ({unit})", f"after ({unit})", "gain"))
-    found = TextTable("turned", *numbers, "kept or dropped")
-    for step in file.steps:
-        figures = ["-" if step[name] is None else objective.number(step[name]) for name in ("before", "after")]
-        gain = "-" if step["gain"] is None else show_factor(step["gain"])
-        verdict = f"{'kept' if step['is_kept'] else 'dropped'}: {show_line(step['why'])}"
-        turned = " ".join(step["turned"])
-        below = [show_line(step["because"])] if turned else []
-        found.add_row(turned or "(the start)", *figures, gain, verdict, below=below)
-    console.print("", found, "")
+    """Prints conclusions, and the command to use; each trial has its line already."""
+    console.print()
     for text in _conclusions(file):
         print_text(console, text)
     print_command(console, "Use it:", train_command(file.use))

@@ -59,8 +59,6 @@ class StudySettings:
     """``sweep`` or ``search``: the group with the knobs that advice names."""
     say: Callable[[str], None]
     """Shows a sentence to the user."""
-    tick: Callable[[], None]
-    """Called a few times a second."""
     stop: StopRequest
 
 

@@ -31,7 +31,7 @@ from wellfed.units import counted
 Task = Callable[[Any, Connection], int]
 """Task of a `Job`: `call` with the name of a function of `trial_work` and its arguments."""
 _TICK_S = 0.5
-"""Most seconds to wait for trials without calling `StudySettings.tick`."""
+"""Most seconds to wait for trials without a look at the others."""
 _MOST_SERVERS = 3
 """Fork servers that hold their data and model at one time."""
 
@@ -226,7 +226,6 @@ class LocalExecutor(Executor):
                 yield from self._start(waiting)
             if not self._running and not (self._queue and self._is_open):
                 return
-            self.settings.tick()
             servers = {each.server.connection: each.server for each in self._running.values()}
             wait(list(servers), _TICK_S)
             for server in servers.values():

@@ -129,7 +129,7 @@ def train_whole(
 def see_metric(shared: SharedParts, study: Connection, composed: Composed[RunConfig]) -> int:
     """Sends the machine, then the metric that ranks trials: None without a validation split, or faults."""
     parts = shared.for_task()
-    see_machine(shared, study)
+    study.send(machine(torch_cuda()))
     with composed.without_folder() as inside:
         try:
             parts = parts or assemble.make_objects(inside.config)
@@ -138,12 +138,6 @@ def see_metric(shared: SharedParts, study: Connection, composed: Composed[RunCon
             study.send(TrialMetric(*searched_metric(inside.config, parts)) if is_validated else None)
         except ConfigError as error:
             study.send(error.faults)
-    return 0
-
-
-def see_machine(shared: object, study: Connection) -> int:
-    """Sends the facts about the machine."""
-    study.send(machine(torch_cuda()))
     return 0
 
 

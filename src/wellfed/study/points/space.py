@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from wellfed.config.multirun import Varied
@@ -166,13 +166,8 @@ def describe(space: Space) -> str:
     return "; ".join(f"{name}: {axis}" for name, axis in space.items())
 
 
-def to_dict(space: Space) -> dict[str, Any]:
-    """Returns plain data, as JSON can hold it."""
-    return {name: asdict(axis) for name, axis in space.items()}
-
-
 def from_dict(found: Mapping[str, Any]) -> dict[str, Axis]:
-    """Returns the space of `to_dict`."""
+    """Returns the space of plain data, as JSON has it."""
     return {
         name: Choices(tuple(axis["values"])) if "values" in axis else Numbers(**axis) for name, axis in found.items()
     }

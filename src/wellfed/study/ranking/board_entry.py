@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from wellfed.record.entries import Status
 from wellfed.record.files import plain
-from wellfed.study.learning_curve import CurvePoint
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
 from wellfed.study.repeats import Noise
@@ -52,8 +51,6 @@ class Entry:
     """Factor by which it is better than the point that has ``loader=baseline`` and equals this one in all else."""
     of_baseline_ci95: tuple[float, float] | None = None
     """None: one of the two has no interval or was measured once, or this is the baseline."""
-    curve: tuple[CurvePoint, ...] = ()
-    """Metric at each validation of a whole training."""
     why: str = ""
     """Why it has no rank, in a line; empty with one."""
 
@@ -157,7 +154,7 @@ class Leaderboard:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, as JSON can hold it."""
         noise = None if self.noise is None else asdict(self.noise)
-        entries = [{**entry.to_dict(), "curve": [asdict(each) for each in entry.curve]} for entry in self.entries]
+        entries = [entry.to_dict() for entry in self.entries]
         return {
             **plain({**self.file.to_dict(), "entries": entries, "noise": noise, "notes": self.notes}),
             "counts": self.counts,

@@ -1,6 +1,6 @@
 """Ranks the points of a study.
 
-A pure function of a study's file, the rows of its trials and learning curves: every figure can be computed again.
+A pure function of a study's file and the rows of its trials: every figure can be computed again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.study import repeats
-from wellfed.study.learning_curve import CurvePoint, read_curve
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint, baselines_of
-from wellfed.study.ranking.board_entry import ORDER, Entry, Leaderboard, pending
+from wellfed.study.ranking.board_entry import ORDER, Entry, EntryStatus, Leaderboard, pending
 from wellfed.study.rows import Row, Rows
 from wellfed.study.study_files import SearchFile, SweepFile, load
 from wellfed.study.trial_end import why_of
@@ -32,40 +31,34 @@ def board_of(folder: Path) -> Leaderboard:
     Raises:
         ConfigError: its files can't be read, or are not those of a study.
     """
-    file, found = load(folder)
-    if isinstance(file, SweepFile):
-        return leaderboard(file, found)
-    return search_board(file, found, curves_of(file, found, folder))
+    return leaderboard(*load(folder))
 
 
-# -- whole trainings ---------------------------------------------------------------------------------------------------
+def leaderboard(file: SweepFile | SearchFile, found: Rows) -> Leaderboard:
+    """Returns entries and ranks of a study as it stands.
 
+    An entry's score is the mean over its trial and the runs that confirmed it with the same code. Its 95 % interval is
+    that of `repeats.mean_with_interval`. The first entry by score leads a group. Each next entry whose interval
+    overlaps the leader's has the leader's rank, and the first that does not leads the next group. Entries of one rank
+    can't be told apart from their leader; neighbours of two ranks need not differ.
 
-def curves_of(file: SearchFile, found: Rows, folder: Path) -> dict[str, list[CurvePoint]]:
-    """Returns the learning curve of each trial by its folder."""
-    rows = (row for row in found.latest.values() if row.folder)
-    return {row.folder: read_curve(folder / row.folder, file.metric) for row in rows}
-
-
-def search_board(file: SearchFile, found: Rows, curves: Mapping[str, Sequence[CurvePoint]]) -> Leaderboard:
-    """Returns the board of a search as it stands.
-
-    Whole trainings rank first, by the best value of the metric; equal values share a rank. Pruned ones follow, the
-    longest first. Every point of a grid has an entry, and rows of earlier grids are left out.
+    Whole trainings share a rank if their values are equal. Pruned ones follow without a rank, the longest first. Every
+    point of a grid has an entry, and rows of earlier grids are left out.
     """
-    latest = found.latest
-    points = file.points if file.ids else [_point_of(file, row) for row in latest.values()]
-    entries = [_training(point, latest.get(point.id), file.ranked_by, curves) for point in points]
-    good = {entry.point: file.ranked_by.goodness(entry.score) for entry in entries if entry.score is not None}
-    done = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
-    ranked: list[Entry] = []
-    for place, entry in enumerate(done, start=1):
-        is_tied = bool(ranked) and ranked[-1].score == entry.score
-        ranked.append(replace(entry, rank=ranked[-1].rank if is_tied else place))
+    objective = file.ranked_by
+    points = file.points if file.ids else [_point_of(file, row) for row in found.latest.values()]
+    counted_rows = {point.id: _counted(point, found, objective) for point in points}
+    runs = ([_run(row, objective) for row in rows] for rows in counted_rows.values())
+    noise = repeats.pooled_noise(runs) if objective.is_ratio else None
+    entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
+    good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
+    in_order = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
+    ranked = _compared(_ranked(in_order, objective), good) if objective.is_ratio else _placed(in_order)
     rest = [entry for entry in entries if entry.score is None]
-    states = ("pruned", "failed", "pending")
-    rest.sort(key=lambda entry: (states.index(entry.state), -entry.row.validations))
-    return Leaderboard(file, (*ranked, *rest), tuple(_notes_on_trainings(file, ranked)))
+    of_search = isinstance(file, SearchFile)
+    rest.sort(key=lambda entry: (ORDER.index(entry.state if of_search else entry.status), -entry.row.validations))
+    notes = (*_notes_on_code(file, ranked), *_notes(file, ranked, noise))
+    return Leaderboard(file, (*ranked, *rest), notes, noise)
 
 
 def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> list[str]:
@@ -75,62 +68,13 @@ def _notes_on_code(file: SearchFile | SweepFile, ranked: Sequence[Entry]) -> lis
     return [f"Trials ran with other versions of the code: {listed}."] if codes - {file.code} else []
 
 
-def _point_of(file: SearchFile, row: Row) -> GridPoint:
+def _point_of(file: SearchFile | SweepFile, row: Row) -> GridPoint:
     typed = dict(text.partition("=")[::2] for text in row.overrides)
     return GridPoint(row.point, {axis: typed.get(axis, "") for axis in file.space}, row.overrides)
 
 
-def _training(
-    point: GridPoint, row: Row | None, objective: Objective, curves: Mapping[str, Sequence[CurvePoint]]
-) -> Entry:
-    """Returns an entry without its rank."""
-    entry = pending(point)
-    if row is None:
-        return entry
-    entry = replace(entry, row=row, status=row.status, curve=tuple(curves.get(row.folder, ())))
-    if (score := objective(row)) is not None:
-        return replace(entry, status="complete", score=score, why="")
-    if row.outcome == "pruned":
-        why = f"ended after {counted(row.validations, 'validation')}, {counted(row.trained_steps, 'step')}"
-        return replace(entry, status="pruned", why=why)
-    return replace(entry, why=_why_unranked(row, objective))
-
-
-def _notes_on_trainings(file: SearchFile, ranked: Sequence[Entry]) -> list[str]:
-    notes = _notes_on_code(file, ranked)
-    if len(ranked) > 1 and "seed" not in file.space:
-        notes.append(
-            "One training a point: how much the metric differs between seeds is not known. Train the best again with "
-            "other seeds before a small difference is believed."
-        )
-    return notes
-
-
-# -- timed trials ------------------------------------------------------------------------------------------------------
-
-
-def leaderboard(file: SweepFile, found: Rows) -> Leaderboard:
-    """Returns entries and ranks of a sweep as it stands.
-
-    An entry's score is the mean over its last trial and the runs that confirmed it with the same code. Its 95 %
-    interval is that of `repeats.mean_with_interval`. The first entry by score leads a group. Each next entry whose
-    interval overlaps the leader's has the leader's rank, and the first that does not leads the next group. Entries of
-    one rank can't be told apart from their leader; neighbours of two ranks need not differ.
-    """
-    objective, points = file.ranked_by, file.points
-    counted_rows = {point.id: _counted(point, found, objective) for point in points}
-    noise = repeats.pooled_noise([_run(row, objective) for row in rows] for rows in counted_rows.values())
-    entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
-    good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
-    in_order = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
-    rated = _compared(_ranked(in_order, objective), good)
-    rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: ORDER.index(entry.status))
-    notes = (*_notes_on_code(file, rated), *_notes(rated, objective, noise))
-    return Leaderboard(file, (*rated, *rest), notes, noise)
-
-
 def _counted(point: GridPoint, found: Rows, objective: Objective) -> list[Row]:
-    """Returns the rows whose figures are averaged: the last trial's, if it has a figure, then those that confirm it."""
+    """Returns the rows whose figures are averaged: the trial's, if it has a figure, then those that confirm it."""
     trial = found.latest.get(point.id)
     if trial is None or trial.status != "ok" or objective(trial) is None:
         return []
@@ -154,6 +98,9 @@ def _entry(
     if trial is None:
         return entry
     entry = replace(entry, status=trial.status, row=trial)
+    if trial.outcome == "pruned":
+        why = f"ended after {counted(trial.validations, 'validation')}, {counted(trial.trained_steps, 'step')}"
+        return replace(entry, status="pruned", why=why)
     if not rows:
         return replace(entry, why=_why_unranked(trial, objective))
 
@@ -164,14 +111,9 @@ def _entry(
     score, ci95 = repeats.mean_with_interval([_run(row, objective) for row in rows], noise)
     means: dict[str, Any] = {name: mean(name) for name in _MEANS}
     peak = max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None)
-    return replace(
-        entry,
-        row=replace(trial, peak_memory_gib=peak, **means),
-        score=score,
-        ci95=ci95,
-        runs=len(rows),
-        why="",
-    )
+    status: EntryStatus = trial.status if objective.is_ratio else "complete"
+    row = replace(trial, peak_memory_gib=peak, **means)
+    return replace(entry, status=status, row=row, score=score, ci95=ci95, runs=len(rows), why="")
 
 
 def _why_unranked(trial: Row, objective: Objective) -> str:
@@ -228,7 +170,24 @@ def _relative_half(entry: Entry) -> float | None:
     return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
 
 
-def _notes(ranked: Sequence[Entry], objective: Objective, noise: repeats.Noise | None) -> list[str]:
+def _placed(in_order: Sequence[Entry]) -> list[Entry]:
+    """Returns whole trainings with their ranks; equal values share one."""
+    ranked: list[Entry] = []
+    for place, entry in enumerate(in_order, start=1):
+        is_tied = bool(ranked) and ranked[-1].score == entry.score
+        ranked.append(replace(entry, rank=ranked[-1].rank if is_tied else place))
+    return ranked
+
+
+def _notes(file: SearchFile | SweepFile, ranked: Sequence[Entry], noise: repeats.Noise | None) -> list[str]:
+    objective = file.ranked_by
+    if not objective.is_ratio:
+        if len(ranked) < 2 or "seed" in file.space:
+            return []
+        return [
+            "One training a point: how much the metric differs between seeds is not known. Train the best again with "
+            "other seeds before a small difference is believed."
+        ]
     notes = []
     if noise is not None:
         notes.append(
@@ -236,11 +195,7 @@ def _notes(ranked: Sequence[Entry], objective: Objective, noise: repeats.Noise |
             f"(standard deviation, {counted(noise.degrees, 'degree')} of freedom)."
         )
     elif ranked:
-        notes.append(
-            "No point was measured twice: intervals are of one run each and know nothing of noise between runs."
-            if objective.is_interval_known
-            else f"No point was measured twice, and one run tells no interval of its {objective.noun}."
-        )
+        notes.append("No point was measured twice: noise between runs is not known.")
     if any(entry.tie == "?" for entry in ranked) and objective.is_interval_known:
         notes.append("A rank with '?' has no interval: too few steps were measured to tell it from its neighbours.")
     return notes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from wellfed.command_line import command
 from wellfed.errors import ConfigError
-from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_S
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SweepFile
 from wellfed.units import counted
@@ -41,24 +40,14 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
 
 
 def tie_text(board: Leaderboard, entry: Entry) -> str | None:
-    """Returns a sentence on the points that tie with it, and which of them to prefer; None without ties.
-
-    Preferred is the least memory, or the fastest where memory ranks.
-    """
+    """Returns a sentence on the points that tie with it, with the one of least memory; None without ties."""
     tied = [other for other in board.ranked if other.rank == entry.rank and other.point != entry.point]
     if not tied or entry.tie != "=":
         return None
     tied_with = f"{counted(len(tied), 'other point')} can't be told apart from it (rank {entry.label})"
-    second, least, less = PEAK_MEMORY, "needs the least memory", "need less memory"
-    if board.objective is PEAK_MEMORY:
-        second, least, less = SAMPLES_PER_S, "is the fastest", "be faster"
-    known = [(second.goodness(figure), other) for other in tied if (figure := second(other.row)) is not None]
-    goodness, best = max(known, default=(0.0, entry), key=lambda each: (each[0], each[1].point))
-    mine, its = second(entry.row), second(best.row)
-    if mine is None or its is None or goodness <= second.goodness(mine):
-        return f"{tied_with}; none is known to {less}."
-    shown = f"{second.show(its, _unit(board))} instead of {second.show(mine, _unit(board))}"
-    return f"{tied_with}; {best.point} {least} of them, {shown}: --point {best.point}."
+    known = [(peak, other.point) for other in [entry, *tied] if (peak := other.row.peak_memory_gib) is not None]
+    _, point = min(known, default=(0.0, entry.point))
+    return tied_with + ("." if point == entry.point else f"; {point} needs the least memory: --point {point}.")
 
 
 def _unit(board: Leaderboard) -> str:

@@ -22,8 +22,8 @@ from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import describe
 from wellfed.study.ranking.board_entry import Leaderboard
-from wellfed.study.ranking.ranking import curves_of, search_board
-from wellfed.study.request import probe_of, search_request
+from wellfed.study.ranking.ranking import leaderboard
+from wellfed.study.request import probe_of, study_request
 from wellfed.study.rows import Kept, Row
 from wellfed.study.search.points import GridPoints, Points, Proposal
 from wellfed.study.study import Trials, scratch_folder
@@ -49,7 +49,7 @@ def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
         ConfigError: no search can be made of this; nothing was run. A NothingToRank if there is no metric.
     """
     base = multirun.base()
-    asked = search_request(multirun, base, launch)
+    asked = study_request("search", multirun, base, launch)
     probe = probe_of(asked, multirun.compose, is_grid=base.config.search.sampler is SearchSampler.grid)
     screen = StudyScreen(of_metric("", higher_is_better=True), list(asked.space))
     return SearchStudy(asked.folder, screen, multirun, base.config, asked, launch, probe).go()
@@ -226,8 +226,7 @@ class SearchStudy(MultirunStudy):
     def board(self) -> Leaderboard:
         """Returns the leaderboard of the rows so far."""
         assert self.trials is not None
-        found = self.trials.kept.found
-        return search_board(self.file, found, curves_of(self.file, found, self.folder))
+        return leaderboard(self.file, self.trials.kept.found)
 
 
 def _metric_of(here: LocalExecutor, probe: Composed[RunConfig], folder: Path) -> TrialMetric:

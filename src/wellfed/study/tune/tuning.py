@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-import tempfile
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,11 @@ from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, WellfedError
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.detect import machine
-from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.device import plan_device
 from wellfed.process import MAY_FORK, Stopped, StopRequest, exit_code_of
 from wellfed.record.entries import RunRecord
 from wellfed.study.board import step_table
-from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job
-from wellfed.study.executors.local import LocalExecutor, call, import_trial_work, prepare_to_fork
+from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.rows import Kept, Row
 from wellfed.study.study import Study, Trials, scratch_folder
@@ -43,8 +39,6 @@ from wellfed.study.tune.written_experiment import TuneExperiment, name_of
 from wellfed.study.tune_gain import TuneGain, TurnsMeasured, gain_in_turns
 from wellfed.units import counted, show_duration, show_line
 
-_LOOK_S = 60
-"""Seconds that asking for the machine may take."""
 _LEAST_ROUNDS = 3
 """Rounds of the comparison after which it may end, as soon as its interval shows which is better."""
 
@@ -71,8 +65,7 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
         problem = "starts trials by forking, which this system does not offer."
         raise ConfigError.of(command("tune"), problem, "Run it on Linux; a container will do.")
     prepare_to_fork(config)
-    announce("Tuning: importing PyTorch")
-    facts = _machine()
+    facts = machine()
     on_gpu = plan_device(config, start.choices, facts).on_gpu
     name = composed.config.tune.name or name_of(config, facts, on_gpu=on_gpu)
     experiment = TuneExperiment(name, composed.config.tune, start, start.flags)
@@ -97,21 +90,6 @@ def _study(composed: Composed[TuneRunConfig], stop: StopRequest) -> TuneStudy:
     return TuneStudy(folder, screen, composed.config, start, file, experiment, search, stop=stop)
 
 
-def _machine() -> MachineFacts:
-    """Returns this machine as a run sees it; a child process asks torch, since this process must not start CUDA."""
-    import_trial_work()  # before the forks, for all of them
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        with closing(ForkServer(lambda: None, folder / "log", _LOOK_S)) as server, suppress(ForkServerFailed):
-            server.wait_ready()
-            answers: list[MachineFacts] = server.ask(
-                Job("machine", folder, partial(call, "see_machine"), limit_s=_LOOK_S)
-            )
-            if answers:
-                return answers[0]
-    return machine()
-
-
 class TuneScreen(StudyScreen):
     """A line for each trial, when it is compared with the best."""
 
@@ -130,6 +108,8 @@ class TuneScreen(StudyScreen):
             shown.append(show_line(step.why))
         turned = " ".join(step.change.turned) or "the start"
         self.say(f"{number}. {turned}: {', '.join([*shown, show_duration(step.trial.row.seconds)])}")
+        if step.change.turned:
+            self.say(f"   {show_line(step.change.because)}")
 
 
 @dataclass
@@ -149,6 +129,7 @@ class TuneStudy(Study):
     def run(self) -> None:
         """Measures the start, then what the search proposes, then start and result in turns."""
         kept = self._begin()
+        announce("Tuning: importing PyTorch, reading data, building the model")
 
         def compose_point(overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
             return replace(compose_as(self.start.flags, overrides), run_dir=folder)

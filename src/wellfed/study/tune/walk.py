@@ -7,8 +7,8 @@
 
 Tune makes one change at a time, and keeps it if it is better beyond noise. After a kept change, the findings of its own
 trial lead. The interval of a single run lacks the noise between runs. So a change that looks better is measured again,
-and so is the best before it. When nothing is left to try, tune goes on with the change that looked best within noise.
-Start and result in turns decide at the end.
+in turns with the best before it. When nothing is left to try, tune goes on with the change that looked best within
+noise. Start and result in turns decide at the end.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,38 +115,28 @@ class TuneExperiment:
     flags: Sequence[str]
     """Arguments that set where configurations are searched."""
 
-    @property
-    def _path(self) -> Path:
-        return free_path(self.name, flag="tune.name=", replaces=True, flags=self.flags)
-
-    @property
-    def _may_replace(self) -> bool:
-        """Whether the file is tune's own, or ``--force`` was typed."""
-        try:
-            text = self._path.read_text(encoding="utf-8")
-        except (OSError, ValueError):
-            text = ""
+    def _replaces(self, path: Path) -> bool:
+        """Returns whether the file may be replaced: it is tune's own, or ``--force`` was typed."""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         return self.asked.replace or MARK in text
 
-    def check(self) -> None:
-        """Checks the name before anything is measured.
+    def check(self) -> Path:
+        """Returns the file. Checks the name before anything is measured.
 
         Raises:
-            ConfigError: the name is unusable, the start itself names it, the file is the user's, or can't be written.
+            ConfigError: the name is unusable, the start itself names it, or the file is the user's.
         """
         where = f"tune.name={self.name}"
-        path = self._path
+        path = free_path(self.name, flag="tune.name=", replaces=True, flags=self.flags)
         if self.asked.write is TuneWrite.never:
-            return
+            return path
         if self.name == self.start.choices.get("experiment"):
             problem = "is what the start itself names, and would be replaced."
             raise ConfigError.of(where, problem, f"Add tune.name={self.name}_2, or tune.write=never.")
-        if path.exists() and not self._may_replace:
+        if path.exists() and not self._replaces(path):
             others = "Take another tune.name, add --force, or tune.write=never to be shown what is found alone."
             raise ConfigError.of(where, f"{path}: there already.", others)
-        if not os.access(next(folder for folder in path.parents if folder.exists()), os.W_OK):
-            way_out = "Make its folder writable, or add tune.write=never to be shown what is found alone."
-            raise ConfigError.of(where, f"{path} can't be written.", way_out)
+        return path
 
     def write(
         self, result: Step, steps: Sequence[Step], gain: TuneGain | None, record: RunRecord, heading: str
@@ -163,11 +152,17 @@ class TuneExperiment:
         turned = result.change.overrides
         start = [text for text in self.start.overrides if group_of(text) not in OF_THE_SWEEP]
         whole = with_overrides(start, turned)
+        is_proven = gain is not None and gain.is_beyond_noise
         plainly = Recommendation(None, None, (*self.flags, *whole))
-        if turned and not (gain is not None and gain.is_beyond_noise):
+        if turned and not is_proven:
             plainly = replace(plainly, use=(*self.flags, *start), unproven=plainly.use)
-        if (why_not := self._why_not(result, gain)) is not None or not record.config:
-            return replace(plainly, why_not=why_not or "its run.json can't be read")
+        if self.asked.write is TuneWrite.never:
+            return replace(plainly, why_not="tune.write=never")
+        if self.asked.write is TuneWrite.auto and not (turned and is_proven):
+            found = "the gain is within noise" if turned and gain is not None else "nothing is better than the start"
+            return replace(plainly, why_not=f"{found}; tune.write=always writes it all the same")
+        if not record.config:
+            return replace(plainly, why_not="its run.json can't be read")
         because = {
             knob_of(setting): f"turned by tune ({step.why}): {step.change.because}"
             for step in steps
@@ -175,23 +170,14 @@ class TuneExperiment:
             for setting in step.change.turned
             if setting in turned
         }
-        heading, flag = f"{MARK}\n{heading}", "tune.name="
         try:
-            replaces = self._may_replace  # the file may have been made while the tune ran
             path, use = write_winner(
-                self.name, whole, record, self.flags, flag=flag, heading=heading, because=because, replaces=replaces
+                *(self.name, whole, record, self.flags),
+                flag="tune.name=",
+                heading=f"{MARK}\n{heading}",
+                because=because,
+                replaces=self._replaces(self.check()),  # the file may have been made while the tune ran
             )
         except ConfigError as error:
             return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
         return Recommendation(path, None, tuple(use))
-
-    def _why_not(self, result: Step, gain: TuneGain | None) -> str | None:
-        write = self.asked.write
-        if write is TuneWrite.never:
-            return "tune.write=never"
-        if write is TuneWrite.always:
-            return None
-        more = "; tune.write=always writes it all the same"
-        if gain is None or not result.change.overrides:
-            return f"nothing is better than the start{more}"
-        return None if gain.is_beyond_noise else f"the gain is within noise{more}"
