@@ -13,7 +13,7 @@ from tests.end_to_end.many_processes import left_in, started, until
 from tests.kit.tables import rows_of
 from wellfed.process import MAY_FORK
 from wellfed.study.rows import Row, read_rows
-from wellfed.study.trial import TrialMetric
+from wellfed.study.trial_end import TrialMetric
 
 pytest.importorskip("optuna")
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]

@@ -12,7 +12,7 @@ from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.process import StopRequest
 from wellfed.study.executors.executor import StudySettings
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.trial import Trial
+from wellfed.study.trial_end import Trial
 
 
 def made_settings(folder: Path, said: list[str] | None = None, **more: Any) -> StudySettings:

@@ -8,7 +8,7 @@ from tests.kit.made_rows import folder_name, write_rows
 from wellfed.process import StopRequest
 from wellfed.study.executors.executor import Ended, Executor, More, Prune, StudySettings
 from wellfed.study.rows import Row
-from wellfed.study.trial import Trial, TrialEnd
+from wellfed.study.trial_end import Trial, TrialEnd
 
 
 def row_of(trial: Trial, **known: Any) -> Row:

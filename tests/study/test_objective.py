@@ -18,8 +18,7 @@ from wellfed.study.board.files import to_csv, to_html
 from wellfed.study.board.terminal import show
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
-from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.ranking.winner import chosen, score_text
+from wellfed.study.ranking.ranking import chosen, leaderboard, score_text
 from wellfed.study.rows import Row, Rows
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}

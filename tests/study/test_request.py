@@ -29,6 +29,7 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search.name=a/b", "seed=1,2"], ["search.name=a/b: becomes the name of a folder"]),
         (["search.max_trials=5", "seed=1,2,3", f"{LR}=0.1,0.2"], ["6 whole trainings (3 of seed x 2 of"]),
         (["search=optuna", "workload.data.api_key=a,b"], ["workload.data.api_key: is a secret by its name"]),
+        (["sweep=quick", "workload.data.api_key=a,b"], ["workload.data.api_key: is a secret by its name, and a sweep"]),
         (["search=optuna", "hydra/launcher=basic", "seed=1,2"], ["other launchers can't", "search=grid"]),
         (["search=optuna", "trainer.best_metric=loss", "seed=1,2"], ["does not say whether more is better"]),
     ], 8),

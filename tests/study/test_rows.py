@@ -15,8 +15,7 @@ from wellfed.record.entries import Status
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.rows import Kept, Row, Rows, read_rows
-from wellfed.study.study import Trials
-from wellfed.study.study_screen import StudyScreen
+from wellfed.study.study import StudyScreen, Trials
 
 ANY: Any = None
 AXES = {"loader": ("baseline", "conservative", "balanced", "aggressive")}

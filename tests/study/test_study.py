@@ -13,8 +13,7 @@ import pytest
 from wellfed.errors import ConfigError
 from wellfed.process import STOPS
 from wellfed.study.objective import SAMPLES_PER_S
-from wellfed.study.study import Study, scratch_folder
-from wellfed.study.study_screen import StudyScreen
+from wellfed.study.study import Study, StudyScreen, scratch_folder
 
 ANY: Any = None
 

@@ -15,10 +15,9 @@ from wellfed.study.executors.executor import ExecutorLost
 from wellfed.study.points.space import Choices
 from wellfed.study.request import StudyRequest
 from wellfed.study.rows import Kept, Row
-from wellfed.study.study import Trials
-from wellfed.study.study_screen import StudyScreen
+from wellfed.study.study import StudyScreen, Trials
 from wellfed.study.sweep import SweepStudy
-from wellfed.study.trial import Trial
+from wellfed.study.trial_end import Trial
 
 RATES = {"baseline": 100.0, "conservative": 200.0, "balanced": 300.0, "aggressive": 400.0}
 ANY: Any = None

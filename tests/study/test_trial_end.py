@@ -15,8 +15,7 @@ from wellfed.record import entries
 from wellfed.record.entries import RunRecord
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.rows import Kept, Row, read_rows
-from wellfed.study.trial import TrialEnd
-from wellfed.study.trial_end import open_trial_folder, why_of
+from wellfed.study.trial_end import TrialEnd, open_trial_folder, why_of
 
 BEGUN = made_trial("p")
 

@@ -13,7 +13,7 @@ from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.multirun import Multirun, Varied
 from wellfed.config.schema import RunConfig, SearchSampler
 from wellfed.errors import ConfigError, Fault
-from wellfed.masking import SECRET_SHOWN, masked_override
+from wellfed.masking import masked_override
 from wellfed.process import MAY_FORK
 from wellfed.record.entries import differences
 from wellfed.run.folder.run_folder import new_name
@@ -46,14 +46,6 @@ class StudyRequest:
     def grid(self) -> Grid:
         """Grid of all points; the space must be finite."""
         return Grid(grid_values(self.space), self.fixed)
-
-    @property
-    def masked_space(self) -> dict[str, Axis]:
-        """The space with secrets as ``***``."""
-        return {
-            name: Choices(_masked(name, axis.values)) if isinstance(axis, Choices) else axis
-            for name, axis in self.space.items()
-        }
 
     @property
     def shares_model(self) -> bool:
@@ -96,10 +88,11 @@ def study_request(
         listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
         problem = f"{counted(number, what)} ({listed}), and {knob}={most}."
         raise ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
-    secret = next((axis for axis, each in varied.items() if _masked(axis, each.values) != each.values), None)
-    if secret and not is_grid:
-        problem = "is a secret by its name, and Optuna would write its values down."
-        raise ConfigError.of(secret, problem, "Take it out of the axes, or name a grid of values, with search=grid.")
+    typed = {axis: [f"{axis}={value}" for value in each.values] for axis, each in varied.items()}
+    secret = next((axis for axis, texts in typed.items() if texts != [*map(masked_override, texts)]), None)
+    if secret is not None:
+        problem = f"is a secret by its name, and a {noun} writes the values of its axes down."
+        raise ConfigError.of(secret, problem, "Take it out of the axes: an environment variable can hold it.")
     if launch is not None and not is_grid:
         problem = "asks for each trial when another has ended, which other launchers can't."
         raise ConfigError.of(chosen, problem, "Leave out hydra/launcher, or name a grid of values, with search=grid.")
@@ -179,11 +172,3 @@ def _check_option(group: Literal["sweep", "search"], option: str, multirun: Mult
     ]
     if faults:
         raise ConfigError(faults)
-
-
-def _masked(axis: str, values: Sequence[str]) -> tuple[str, ...]:
-    """Returns the values of an axis; secrets as ``***`` with their number."""
-    return tuple(
-        value if masked_override(f"{axis}={value}") == f"{axis}={value}" else f"{SECRET_SHOWN}{number}"
-        for number, value in enumerate(values, start=1)
-    )

@@ -16,13 +16,55 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeVar, get_args
 
+from wellfed.explain.diagnosis.run_tables import metric_curves
 from wellfed.masking import hidden
 from wellfed.record.entries import FILE_NAME, RunRecord, Status
-from wellfed.study.learning_curve import best_point, read_curve
 from wellfed.study.objective import Objective
 from wellfed.study.points.grid import GridPoint
-from wellfed.study.trial import Trial, TrialEnd, TrialKind, TrialMetric
-from wellfed.study.trial_end import ERR, STDERR_LINES, last_lines, note_end, write_end
+from wellfed.study.trial_end import (
+    ERR,
+    STDERR_LINES,
+    Trial,
+    TrialEnd,
+    TrialKind,
+    TrialMetric,
+    last_lines,
+    note_end,
+    write_end,
+)
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The metric at one validation."""
+
+    step: int
+    """Optimizer steps until then."""
+    value: float
+
+
+def read_curve(folder: Path, metric: str) -> list[CurvePoint]:
+    """Returns the metric at each validation, in order; empty where nothing was validated or the file is unreadable."""
+    steps, values = metric_curves(folder).get(("val", metric), ((), ()))
+    found = {int(step): float(value) for step, value in zip(steps, values, strict=True) if math.isfinite(step)}
+    return [CurvePoint(step, value) for step, value in sorted(found.items())]
+
+
+def reported_metrics(folder: Path) -> list[str]:
+    """Returns the names of all metrics of validation."""
+    return sorted(name for split, name in metric_curves(folder) if split == "val")
+
+
+def best_point(curve: Sequence[CurvePoint], *, higher_is_better: bool) -> CurvePoint | None:
+    """Returns the last of the best points, as ``best.ckpt`` is; None where no value is finite.
+
+    ``metrics.csv`` has six digits. Values that differ beyond them count as equal.
+    """
+    finite = [point for point in curve if math.isfinite(point.value)]
+    if not finite:
+        return None
+    return max(finite, key=lambda point: (point.value if higher_is_better else -point.value, point.step))
+
 
 Outcome = Literal["complete", "pruned", "failed"]
 """complete: trained to its end, with a metric that ranks. pruned: ended early, since others were better by then."""
@@ -329,7 +371,7 @@ class Kept:
                 return last
             if not self.missing([row.point]):
                 return row
-            write_end(trial, end, self.folder, self.code)
+            row = self._row(trial, write_end(trial, end, self.folder, self.code))
         self.found.add(row)
         return row
 

@@ -22,7 +22,7 @@ from wellfed.study.points import space as spaces
 from wellfed.study.points.grid import NO_AXES, Grid, GridPoint, group_of, of_one_run
 from wellfed.study.points.space import Axis
 from wellfed.study.rows import Rows, read_rows
-from wellfed.study.trial import TrialMetric
+from wellfed.study.trial_end import TrialMetric
 from wellfed.study.tune_gain import TurnsMeasured
 
 SCHEMA = 1
@@ -85,7 +85,7 @@ class PointsFile(StudyFile):
     fixed: tuple[str, ...]
     """Overrides that all trials share, with secrets as ``***``."""
     space: Mapping[str, Axis]
-    """Knob or group that varies -> its values, with secrets as ``***``."""
+    """Knob or group that varies -> its values."""
     ids: tuple[str, ...] = ()
     """Ids of the points of a grid, in its order; empty where a sampler picks the points."""
     trial_metric: ClassVar[TrialMetric | None] = None

@@ -17,17 +17,15 @@ from wellfed.study.board.publish import publish
 from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import prepare_to_fork
-from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import OBJECTIVES
 from wellfed.study.points.grid import GridPoint, baselines_of
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.request import study_request
 from wellfed.study.rows import Kept
-from wellfed.study.study import Trials, scratch_folder
+from wellfed.study.study import MultirunStudy, StudyScreen, Trials, scratch_folder
 from wellfed.study.study_files import SweepFile
-from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial import TrialKind
+from wellfed.study.trial_end import TrialKind
 from wellfed.units import counted
 
 
@@ -64,7 +62,7 @@ class SweepStudy(MultirunStudy):
         return SweepFile(
             **self.facts,
             sample_unit=self.config.workload.sample_unit,
-            space=self.asked.masked_space,
+            space=self.asked.space,
             ids=tuple(point.id for point in self.points),
             trial_steps=options.trial_steps,
             objective=options.objective.value,

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.study.board.files import to_csv, to_html
-from wellfed.study.learning_curve import CurvePoint, best_point, read_curve, reported_metrics
 from wellfed.study.points.space import Choices, Numbers
 from wellfed.study.ranking.ranking import leaderboard
-from wellfed.study.rows import Row, Rows
+from wellfed.study.rows import CurvePoint, Row, Rows, best_point, read_curve, reported_metrics
 from wellfed.study.study_files import SearchFile
 
 LR, DIM, DEPTH = "workload.optimizer.lr", "workload.model.dim", "workload.model.depth"

@@ -22,7 +22,7 @@ from tests.kit.watched import until
 from wellfed.errors import ConfigError, Fault
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, Said
-from wellfed.study.trial import TrialEnd
+from wellfed.study.trial_end import TrialEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60

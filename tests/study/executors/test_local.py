@@ -21,7 +21,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import DataError
 from wellfed.process import MAY_FORK
 from wellfed.study.executors.local import LocalExecutor, Task, share_of_cpus, visible
-from wellfed.study.trial import Trial, TrialEnd
+from wellfed.study.trial_end import Trial, TrialEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 Work = Callable[[Any, Any, Callable[[Any], Any]], int]

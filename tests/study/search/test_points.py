@@ -18,7 +18,7 @@ from wellfed.study.points.space import Choices, Numbers, Space
 from wellfed.study.rows import Kept, Row
 from wellfed.study.search.asked_points import AskedPoints
 from wellfed.study.search.points import GridPoints, Points, Proposal
-from wellfed.study.trial import TrialMetric
+from wellfed.study.trial_end import TrialMetric
 
 WIDE: Space = {"lr": Numbers(1e-4, 1e-1, is_log=True), "width": Numbers(1, 9, step=2), "dim": Choices(("32", "64"))}
 FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}

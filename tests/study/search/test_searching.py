@@ -1,7 +1,6 @@
 """What a search does with the ends of its trials: when it goes on, when it stops, what it writes and says."""
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ from wellfed.study.points.space import Axis, Choices, Numbers
 from wellfed.study.request import StudyRequest
 from wellfed.study.rows import Row, read_rows
 from wellfed.study.search.searching import SearchStudy
-from wellfed.study.study_files import SearchFile
-from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial import Trial, TrialMetric
+from wellfed.study.study import StudyScreen
+from wellfed.study.trial_end import Trial, TrialMetric
 
 
 @pytest.fixture(autouse=True)
@@ -227,14 +225,3 @@ def test_another_search_in_the_folder_is_refused_with_both_and_nothing_is_touche
     assert told in str(caught.value)
     assert "search.name=mine_2" in str(caught.value)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_secrets_are_in_no_file(tmp_path: Path) -> None:
-    searching = Searching(tmp_path, space=None, values=("0.1",))
-    searching.study.asked.space[KEY] = Choices(("hunter2", "hunter3"))
-    searching.study.begin(TrialMetric("score", "max"), None)
-    file = searching.study.file
-    file.write(tmp_path)
-    assert "hunter" not in (tmp_path / "search.json").read_text()
-    assert SearchFile.read(tmp_path) == file
-    assert json.loads((tmp_path / "search.json").read_text())["space"][KEY]["values"] == ["***1", "***2"]

@@ -9,7 +9,7 @@ from tests.kit.played_trials import PlayedTrials, row_of
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.rows import Kept, Row
 from wellfed.study.study import Trials
-from wellfed.study.trial import Trial
+from wellfed.study.trial_end import Trial
 from wellfed.study.tune.trial import Change
 from wellfed.study.tune.tuning import TuneScreen
 from wellfed.study.tune.turns import TuneTrials

@@ -15,8 +15,7 @@ from wellfed.errors import EXIT_OK
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.record.entries import RunRecord
 from wellfed.record.folder_lookup import find
-from wellfed.study.ranking.ranking import board_of
-from wellfed.study.ranking.winner import chosen, score_text, tie_text
+from wellfed.study.ranking.ranking import board_of, chosen, score_text, tie_text
 from wellfed.study.study_files import SWEEP
 from wellfed.study.tune.written_experiment import write_winner
 

@@ -12,7 +12,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.process import StopRequest
 from wellfed.record.entries import Status
-from wellfed.study.trial import Trial, TrialEnd
+from wellfed.study.trial_end import Trial, TrialEnd
 
 if TYPE_CHECKING:
     from wellfed.data.backends.first_batches import FirstBatches

@@ -28,8 +28,7 @@ from wellfed.errors import ConfigError, WellfedError
 from wellfed.masking import MaskedStream
 from wellfed.process import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
 from wellfed.record.entries import Status
-from wellfed.study.trial import TrialEnd
-from wellfed.study.trial_end import ERR, OUT, last_lines
+from wellfed.study.trial_end import ERR, OUT, TrialEnd, last_lines
 
 _LOOK_S = 0.5
 """Seconds between checks for jobs at their time limit, and for ended ones whose connection another process holds."""

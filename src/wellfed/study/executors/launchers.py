@@ -12,8 +12,7 @@ from wellfed.errors import ConfigError, first_line
 from wellfed.process import STOPS, Stopped, exit_code_of
 from wellfed.study.executors.executor import Ended, Executor, ExecutorLost, Launch, More, Prune, StudySettings
 from wellfed.study.executors.local import LocalExecutor
-from wellfed.study.trial import Trial, TrialEnd
-from wellfed.study.trial_end import complete_record, open_trial_folder, record_of
+from wellfed.study.trial_end import Trial, TrialEnd, complete_record, open_trial_folder, record_of
 
 
 def executor_of(launch: Launch | None, settings: StudySettings) -> Executor:

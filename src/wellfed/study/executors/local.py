@@ -24,8 +24,7 @@ from wellfed.process import CPUS_AT_START, without_collections
 from wellfed.run.train import set_environment
 from wellfed.study.executors.executor import Ended, Executor, More, PointPlan, Prune, StudySettings
 from wellfed.study.executors.fork_server import ForkServer, ForkServerFailed, Job, Said
-from wellfed.study.trial import Trial, TrialEnd
-from wellfed.study.trial_end import open_trial_folder
+from wellfed.study.trial_end import Trial, TrialEnd, open_trial_folder
 from wellfed.units import counted
 
 Task = Callable[[Any, Connection], int]

@@ -36,7 +36,7 @@ from wellfed.run.objects.run_objects import RunObjects
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.executor import PointPlan
-from wellfed.study.trial import TrialMetric
+from wellfed.study.trial_end import TrialMetric
 from wellfed.train.guest.arguments import before_forks
 
 

@@ -16,10 +16,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial, TrialState, create_trial
 
 from wellfed.config.schema import SearchConfig
-from wellfed.study.learning_curve import read_curve
 from wellfed.study.points.grid import GridPoint, point_of
 from wellfed.study.points.space import Axis, Choices, Space, size
-from wellfed.study.rows import Kept, Row
+from wellfed.study.rows import Kept, Row, read_curve
 from wellfed.study.search.points import Points, Proposal
 
 _MOST_REPEATS = 200

@@ -17,19 +17,16 @@ from wellfed.study.executors.executor import Executor, Launch
 from wellfed.study.executors.fork_server import ForkServerFailed
 from wellfed.study.executors.launchers import executor_of
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
-from wellfed.study.learning_curve import reported_metrics
-from wellfed.study.multirun_study import MultirunStudy
 from wellfed.study.objective import of_metric
 from wellfed.study.points.space import describe
 from wellfed.study.ranking.board_entry import Leaderboard
 from wellfed.study.ranking.ranking import leaderboard
 from wellfed.study.request import probe_of, study_request
-from wellfed.study.rows import Kept, Row
+from wellfed.study.rows import Kept, Row, reported_metrics
 from wellfed.study.search.points import GridPoints, Points, Proposal
-from wellfed.study.study import Trials, scratch_folder
+from wellfed.study.study import MultirunStudy, StudyScreen, Trials, scratch_folder
 from wellfed.study.study_files import SearchFile
-from wellfed.study.study_screen import StudyScreen
-from wellfed.study.trial import Trial, TrialMetric
+from wellfed.study.trial_end import Trial, TrialMetric
 from wellfed.units import counted
 
 _PREPARE_S = 3600
@@ -128,7 +125,7 @@ class SearchStudy(MultirunStudy):
             **self.facts,
             metric=metric.name,
             mode=metric.mode,
-            space=asked.masked_space,
+            space=asked.space,
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             max_trials=options.max_trials,

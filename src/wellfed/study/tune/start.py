@@ -13,12 +13,18 @@ from wellfed.study.points.grid import group_of
 
 NOT_MANY = "runs a grid, and a tune is one search. Leave it out: tune tries the values itself."
 """Why ``-m`` is refused."""
-_OF_SWEEPS = {
-    "sweep.name": "Write tune.name=<name>.",
-    "sweep.max_trials": "Write tune.max_trials=<number>.",
-    "sweep.fail_fast": "Leave it out: what fails is taken back, and the search goes on.",
-    "sweep.objective": "Leave it out: a tune ranks by samples/s. A sweep may have another objective.",
+_ONE_TRAINING = "is about one training, and a tune is many short trials, none of which is kept."
+_REFUSED = {
+    "resume": (_ONE_TRAINING, "Leave it out; an interrupted tune goes on by the same command."),
+    "rerun": (_ONE_TRAINING, "Leave it out; an interrupted tune goes on by the same command."),
+    "sweep": ("names a grid, and tune chooses by itself what it tries.", "Leave it out."),
+    "search": ("is about a search of whole trainings, and tune times short trials.", "Leave it out."),
+    "sweep.name": ("has no effect on a tune.", "Write tune.name=<name>."),
+    "sweep.max_trials": ("has no effect on a tune.", "Write tune.max_trials=<number>."),
+    "sweep.fail_fast": ("has no effect on a tune.", "Leave it out: what fails is taken back, and the search goes on."),
+    "sweep.objective": ("has no effect on a tune.", "Leave it out: a tune ranks by samples/s."),
 }
+"""Knob, or a group with all its knobs -> what is wrong with it, and the way out."""
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object]) -> list[str]:
@@ -38,22 +44,15 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], object])
 
 def _faults(text: str) -> Iterator[Fault]:
     key, value = key_value(text)
-    if key in ("resume", "rerun") and not is_null(unquoted(value)):
-        problem = "is about one training, and a tune is many short trials, none of which is kept."
-        yield Fault(text, problem, "Leave it out; an interrupted tune goes on by the same command.")
-    elif key == "sweep" and not is_null(value):
-        yield Fault(text, "names a grid, and tune chooses by itself what it tries.", "Leave it out.")
-    elif group_of(text) == "search" and not is_null(value):
-        yield Fault(text, "is about a search of whole trainings, and tune times short trials.", "Leave it out.")
-    elif key in _OF_SWEEPS:
-        yield Fault(text, "has no effect on a tune.", _OF_SWEEPS[key])
-    else:
-        (typed,) = read_overrides([text], multirun=True)
-        if typed.parsed is not None and typed.parsed.is_sweep_override():
-            way_out = (
-                f"Write one value to start from; a list is {key}=[{value}]. The loader, memory and gpu are turned."
-            )
-            yield Fault(text, "names several values, and a tune has one start.", way_out)
+    refused = _REFUSED.get("search" if group_of(text) == "search" else key)
+    if refused is not None:
+        if not is_null(unquoted(value)):
+            yield Fault(text, *refused)
+        return
+    (typed,) = read_overrides([text], multirun=True)
+    if typed.parsed is not None and typed.parsed.is_sweep_override():
+        way_out = f"Write one value to start from; a list is {key}=[{value}]. The loader, memory and gpu are turned."
+        yield Fault(text, "names several values, and a tune has one start.", way_out)
 
 
 def of_the_start(overrides: Sequence[str]) -> tuple[str, ...]:

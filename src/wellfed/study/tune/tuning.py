@@ -27,9 +27,8 @@ from wellfed.study.board import step_table
 from wellfed.study.executors.local import LocalExecutor, prepare_to_fork
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.rows import Kept, Row
-from wellfed.study.study import Study, Trials, scratch_folder
+from wellfed.study.study import Study, StudyScreen, Trials, scratch_folder
 from wellfed.study.study_files import TuneFile, study_code
-from wellfed.study.study_screen import StudyScreen
 from wellfed.study.tune.moves import TuneMachine
 from wellfed.study.tune.start import of_the_start, of_trials
 from wellfed.study.tune.trial import Change, TuneTrial

@@ -12,8 +12,7 @@ from wellfed.study.executors.executor import Executor
 from wellfed.study.points.grid import GridPoint, point_id
 from wellfed.study.rows import Row, in_turn
 from wellfed.study.study import Trials
-from wellfed.study.trial import TrialKind
-from wellfed.study.trial_end import record_of
+from wellfed.study.trial_end import TrialKind, record_of
 from wellfed.study.tune.trial import Change, TuneTrial, with_overrides
 
 
