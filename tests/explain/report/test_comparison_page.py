@@ -11,7 +11,7 @@ import pytest
 from tests.kit.browser import with_script
 from tests.kit.evidence_of import evidence
 from tests.kit.page_reader import Page, read_page
-from tests.study.board.test_sweep_pictures import EVIL, QUOTE
+from tests.study.board.test_pages import EVIL, QUOTE
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.comparison import Comparison
