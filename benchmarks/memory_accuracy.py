@@ -5,7 +5,7 @@
 Models: those of `memory_cases.py`, and every workload in configs/workload in each feature mode as its options have it.
 Each at four micro-batches, unsplit and in a step of the largest of them, in float32 and in bf16-mixed.
 
-- predicted: `wellfed.plan.predict.estimate.measure` on fake tensors, then `predicted_peak`: tensors' bytes, and what
+- predicted: `wellfed.plan.predict.rehearsal.measure` on fake tensors, then `predicted_peak`: tensors' bytes, and what
   the allocator reserves for them.
 - counted: without a GPU, the same training for real on the CPU, with torch's MemTracker counting live tensors, which
   shares no code with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (see

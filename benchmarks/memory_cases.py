@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,10 +39,9 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, Features, FeatureSource
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
-from wellfed.plan.predict.cuda_emulation import as_on_cuda, backward
-from wellfed.plan.predict.estimate import measure, repeated
+from wellfed.plan.predict.cuda_emulation import AsOnCuda, backward
 from wellfed.plan.predict.peak import Footprint, NoEstimate
-from wellfed.plan.predict.rehearsal import Task
+from wellfed.plan.predict.rehearsal import Task, measure
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects.assemble import make_objects
 from wellfed.run.objects.optimizers import make_optimizer
@@ -135,7 +135,7 @@ def _case(
     make: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     **more: Any,
 ) -> Case:
-    return Case(name, model, Task(repeated(sample), make, **more), sizes)
+    return Case(name, model, Task(partial(batches.repeated, sample), make, **more), sizes)
 
 
 def estimated(case: Case, samples: int, **more: Any) -> Footprint | NoEstimate:
@@ -185,7 +185,7 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
     counter, peaks = Counter(), []
     features = _features(case, case.model) if case.task.feature_mode == "cache_host" else None
     on_host = features.bytes if features and features.store is None else 0
-    with as_on_cuda():
+    with AsOnCuda():
         for moment in training(case, micro_batch, samples, CPU, counter.track_external):
             with counter:
                 moment()

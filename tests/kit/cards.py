@@ -21,23 +21,18 @@ class Card:
     optimizer: int
     """Bytes of the optimizer's part, above ``rest``."""
     per_sample: float
-    half_rate_size: float = float("inf")
-    """Size at which half of the highest samples/s is reached; inf = the rate grows with the size for ever."""
     tells_apart: bool = True
     tried: list[int] = field(default_factory=list)
 
     def needs(self, size: int, more: float = 1.0) -> Peak:
         step = _rounded(self.rest + (self.fixed + self.per_sample * size) * more)
         total = max(step, _rounded(self.rest + self.optimizer))
-        return Peak(self.rest, step if self.tells_apart else total, total)
-
-    def rate(self, size: int) -> float:
-        return size if self.half_rate_size == float("inf") else size / (size + self.half_rate_size)
+        return Peak(step if self.tells_apart else total, total)
 
     def probe(self, size: int) -> Probe:
         self.tried.append(size)
         peak = self.needs(size)
-        return Probe(size, peak if peak.total <= self.budget else None, self.rate(size))
+        return Probe(size, peak if peak.total <= self.budget else None)
 
     def fits(self, size: int) -> bool:
         return self.needs(size).total <= LIMIT_FRAC * self.budget

@@ -16,7 +16,7 @@ SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workloa
 def test_it_prints_a_row_a_size_and_what_to_type(capsys):
     assert app.main([*SMALL, "gpu=8gb", "workload.effective_batch_size=64"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("micro-batch 1: ")
+    assert out.startswith("micro-batch 2: ")
     assert "Stopped by" in out
     assert "Use it: python src/train.py workload.data.scale=0.02" in out
     assert "memory.micro_batch=" in out
@@ -34,9 +34,8 @@ def test_a_budget_that_holds_nothing_is_exit_2(capsys):
     assert "Not even one sample fits" in capsys.readouterr().err
 
 
-def test_a_row_is_empty_where_there_is_no_figure():
-    whole = app.row_of(Probe(2048, Peak(0, GIB, GIB), 123456.7))
-    assert whole == "micro-batch 2,048: 123,457 samples/s, peak 1.0 GiB"
+def test_a_row_is_a_peak_or_out_of_memory():
+    assert app.row_of(Probe(2048, Peak(GIB, GIB))) == "micro-batch 2,048: peak 1.0 GiB"
     assert app.row_of(Probe(128, None)) == "micro-batch 128: out of memory"
 
 

@@ -1,5 +1,7 @@
 """The rehearsal does what training does: a run takes the memory that was predicted."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +11,9 @@ from tests.kit import loop, tiny
 from tests.kit.few import slow
 from wellfed import batches
 from wellfed.contract import LossOutput
-from wellfed.plan.predict.cuda_emulation import as_on_cuda
-from wellfed.plan.predict.estimate import measure, repeated
+from wellfed.plan.predict.cuda_emulation import AsOnCuda
 from wellfed.plan.predict.peak import StepShape, predicted_peak
-from wellfed.plan.predict.rehearsal import Rehearsal, Task
+from wellfed.plan.predict.rehearsal import Rehearsal, Task, measure
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 
 SAMPLES = 2048
@@ -33,7 +34,7 @@ def make_optimizer(model):
 
 
 def task(sample, **more):
-    return Task(repeated(sample), make_optimizer, **more)
+    return Task(partial(batches.repeated, sample), make_optimizer, **more)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_run_takes_what_was_predicted(precision, micro, checkpointed):
     placed.make_optimizer = make_optimizer
     counter = Counter()
     counter.track_external(placed.model)
-    with as_on_cuda(), counter:
+    with AsOnCuda(), counter:
         loop.fit(placed, tiny.loader(SAMPLES, data), precision=precision, max_steps=3)
     assert predicted.moment == "forward and backward"
     assert predicted.tensor_bytes + beside == pytest.approx(counter.peak_bytes(), rel=0.05)
@@ -81,7 +82,7 @@ def test_the_copy_has_the_types_of_the_precision_and_its_ties():
     model.tied = model.last
     model.last.weight.requires_grad = False
     given = task({"x": torch.zeros(2, tiny.WIDTH), "y": torch.zeros(2, 1)}, precision="bf16-true")
-    with as_on_cuda(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    with AsOnCuda(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         copied = Rehearsal(model, given, 1, fake)._model
         assert copied.tied.weight is copied.last.weight
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from wellfed.plan.predict.cuda_emulation import as_on_cuda
+from wellfed.plan.predict.cuda_emulation import AsOnCuda
 from wellfed.plan.predict.memory_tracker import MemoryTracker
 
 RECORD = Path(__file__).parents[3] / "benchmarks" / "records" / "2026-11-26_cudnn_h200.json"
@@ -27,7 +27,7 @@ def test_an_rnn_holds_what_a_real_card_held(row: dict[str, Any]) -> None:
         kind = getattr(nn, row["kind"])
         layer = kind(inputs, size, num_layers=layers, bidirectional=directions == 2, dropout=row["dropout"])
         count, x = MemoryTracker(), torch.randn((steps, batch, inputs), requires_grad=True)
-        with as_on_cuda(), count, torch.autocast("cpu", torch.bfloat16, enabled=row["dtype"] == "bf16"):
+        with AsOnCuda(), count, torch.autocast("cpu", torch.bfloat16, enabled=row["dtype"] == "bf16"):
             count.note([*layer.parameters(), x], "before")
             result = layer(x)
             held = sum(count.live.values()) - count.live["before"]

@@ -5,14 +5,16 @@ from hypothesis import strategies as st
 
 from tests.kit.cards import GIB, Card, cards
 from tests.kit.examples import examples
-from wellfed.plan.predict.size_search import EXACT_BELOW, GOOD_FRAC, MAX_PROBES, search
+from wellfed.plan.predict.size_search import MAX_PROBES, search
 
 
 def largest_by_search(card, max_size=10**6):
-    return search(card.probe, max_size=max_size, budget_bytes=card.budget, plateau_gain=0)
+    return search(card.probe, max_size=max_size, budget_bytes=card.budget)
 
 
 # Rounding makes the slope seem steeper: the line ends at 31, and 32 fit.
+GOOD_FRAC = 0.85
+"""A size that is good enough, as a share of the largest that fits."""
 STEEPER_BY_ROUNDING = Card(3221225472, rest=1530082099, fixed=765041049, optimizer=0, per_sample=23884208.4)
 
 
@@ -26,8 +28,6 @@ def test_the_largest_that_fits_is_found_in_six_probes_on_any_card(card):
     assert fit.size in card.tried, "it was itself run"
     assert card.fits(fit.size)
     assert fit.size >= GOOD_FRAC * best
-    if best < EXACT_BELOW:
-        assert fit.size == best
     assert fit.stopped_by == "budget"
 
 
@@ -50,17 +50,6 @@ def test_a_step_that_fits_whole_is_not_split(card, max_size):
         assert fit.size >= GOOD_FRAC * max_size
 
 
-@examples(50)
-@given(cards(), st.floats(2, 200))
-def test_growth_stops_where_it_no_longer_pays(card, half_rate_size):
-    card.half_rate_size = half_rate_size
-    fit = search(card.probe, max_size=10**6, budget_bytes=card.budget)
-    assert fit.stopped_by in ("plateau", "budget")
-    if fit.stopped_by == "plateau":
-        assert card.rate(fit.size) >= max(map(card.rate, filter(card.fits, card.tried))) / 1.05
-        assert fit.size in card.tried
-
-
 def card(**changes):
     given = {"budget": 8 * GIB, "rest": GIB, "fixed": 0, "optimizer": GIB, "per_sample": 0.1 * GIB}
     return Card(**{**given, **changes})
@@ -69,4 +58,4 @@ def card(**changes):
 def test_one_sample_that_does_not_fit_ends_the_search_at_once():
     big = card(per_sample=20 * GIB)
     fit = largest_by_search(big)
-    assert (fit.size, fit.stopped_by, big.tried) == (None, "nothing fits", [1])
+    assert (fit.size, fit.stopped_by, big.tried) == (None, "nothing fits", [2, 1])

@@ -24,8 +24,8 @@ def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro
 
     from benchmarks.memory_cases import cases, cuda_peak
     from wellfed.plan.micro_batch import PLANNED_FRAC
-    from wellfed.plan.predict.estimate import measure
     from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
+    from wellfed.plan.predict.rehearsal import measure
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -11,12 +11,12 @@ from tests.fake_cuda.machine import FakeCuda
 from tests.kit import rank, tiny
 from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
+from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
-from wellfed.plan.predict import estimate
 from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
-from wellfed.plan.predict.rehearsal import Task
+from wellfed.plan.predict.rehearsal import Task, measure
 from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -145,9 +145,9 @@ def test_what_a_sharded_model_needs_is_what_is_predicted(
     cards = fake_cuda.environment(cards=2, mib=512)
     seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
     model = rank.Deep(rank.Lack(), settings["width"], 0.0)
-    batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
+    batch = partial(batches.repeated, {"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
     task = Task(batch, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    found = estimate.measure(model, task, 16)
+    found = measure(model, task, 16)
     assert isinstance(found, Footprint)
     step = StepShape(16, world_size=2, is_sharded=True, gathered=gathered_bytes(model))
     assert 0.97 < predicted_peak(found, micro, step).tensor_bytes / seen < 1.4

@@ -19,7 +19,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.explain.report.text_table import print_command, print_text
 from wellfed.plan.predict.size_search import Probe
 from wellfed.process import without_collections
-from wellfed.units import show_bytes, show_count, show_gib
+from wellfed.units import show_bytes, show_gib
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,10 +67,9 @@ def _print_row(probe: Probe) -> None:
 
 
 def row_of(probe: Probe) -> str:
-    """Returns size, samples/s and peak in a line, without figures that are unknown."""
-    figures = [] if probe.samples_per_s is None else [f"{show_count(probe.samples_per_s)} samples/s"]
-    figures.append("out of memory" if probe.peak is None else f"peak {show_bytes(probe.peak.total)}")
-    return f"micro-batch {probe.size:,}: {', '.join(figures)}"
+    """Returns size and peak in a line."""
+    found = "out of memory" if probe.peak is None else f"peak {show_bytes(probe.peak.total)}"
+    return f"micro-batch {probe.size:,}: {found}"
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

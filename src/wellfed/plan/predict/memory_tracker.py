@@ -33,9 +33,9 @@ class MemoryTracker(TorchDispatchMode):
     def note(self, tensors: Iterable[Tensor], kind: str) -> None:
         """Assigns a kind to these tensors, known or new."""
         for tensor in tensors:
-            for storage in _storages(tensor):
-                self._leave(storage._cdata)
-                self._enter(storage, kind)
+            storage = tensor.untyped_storage()
+            self._leave(storage._cdata)
+            self._enter(storage, kind)
 
     def forget_peak(self) -> None:
         """Restarts the highest sum with the live bytes."""
@@ -43,18 +43,19 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            for storage in _storages(tensor):
-                known = self._storages.get(storage._cdata)
-                if known is None:
-                    self._enter(storage, self.making)
-                elif known[2] != self._rounded(storage.nbytes()):  # resize_
-                    self._leave(storage._cdata)
-                    self._enter(storage, known[1])
+        self._enter_new(result)
         return result
 
+    def _enter_new(self, result: Any) -> None:
+        if isinstance(result, Tensor):
+            if result.layout is torch.strided and result.untyped_storage()._cdata not in self._storages:
+                self._enter(result.untyped_storage(), self.making)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                self._enter_new(item)
+
     def _enter(self, storage: torch.UntypedStorage, kind: str) -> None:
-        key, num_bytes = storage._cdata, self._rounded(storage.nbytes())
+        key, num_bytes = storage._cdata, -(-storage.nbytes() // self._block_bytes) * self._block_bytes
         counter = weakref.ref(self)  # a tensor that outlives the tracker must not keep it alive
 
         def leave(_: Any) -> None:
@@ -73,19 +74,3 @@ class MemoryTracker(TorchDispatchMode):
             _, kind, num_bytes = known
             self.live[kind] -= num_bytes
             self._total -= num_bytes
-
-    def _rounded(self, num_bytes: int) -> int:
-        return -(-num_bytes // self._block_bytes) * self._block_bytes
-
-
-def _tensors(result: Any) -> Iterable[Tensor]:
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, (tuple, list)):
-        for item in result:
-            yield from _tensors(item)
-
-
-def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
-    return [part.untyped_storage() for part in parts]

@@ -1,6 +1,6 @@
 """Predicts the device memory of a training run: its parts, the peak of a step, the largest micro-batch.
 
-Pure arithmetic without torch, so that planning can use it. `estimate.measure` makes a `Footprint`.
+Pure arithmetic without torch, so that planning can use it. `rehearsal.measure` makes a `Footprint`.
 """
 
 from __future__ import annotations
@@ -171,15 +171,6 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
 def whole_pass(point: Point) -> int:
     """Returns the peak bytes of a micro-batch that is the only one of its step."""
     return point.activations + point.gradients
-
-
-PEAKS: tuple[Callable[[Point], int], ...] = (whole_pass, attrgetter("activations_after"))
-"""Peaks of a single micro-batch, and of one after another."""
-
-
-def slope(low: Point, high: Point, value: Callable[[Point], int]) -> float:
-    """Returns the bytes per sample between two points."""
-    return (value(high) - value(low)) / (high.micro_batch - low.micro_batch)
 
 
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:

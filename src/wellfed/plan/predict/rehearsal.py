@@ -1,16 +1,16 @@
-"""Counts the bytes of every tensor in training steps on a copy of the model, with fake tensors.
+"""Finds the device memory of a training run by running its steps on fake tensors, which have shapes but no contents.
 
-The forward and backward passes are those of `step.step_passes.StepPasses`.
+Nothing of real size is allocated, and no GPU is needed. torch.compile is ignored. The passes are those of
+`step.step_passes.StepPasses`, on a copy of the model.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fa
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
-from wellfed.plan.predict.cuda_emulation import backward
+from wellfed.errors import type_and_line
+from wellfed.plan.predict.cuda_emulation import AsOnCuda, backward
 from wellfed.plan.predict.memory_tracker import MemoryTracker
-from wellfed.plan.predict.peak import Footprint, Point
+from wellfed.plan.predict.peak import Footprint, NoEstimate, Point
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
@@ -33,6 +34,10 @@ from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
+BLOCK_BYTES = 512
+"""Smallest block of the CUDA allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+PARTS = (16, 4, 1)
+"""Micro-batches that are measured, as parts of the whole step, besides the smallest."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Task:
     """A training to rehearse."""
 
     make_batch: Callable[[int], Batch]
-    """Makes a batch of a given number of samples, the longest if they differ in length (see `estimate.repeated`)."""
+    """Makes a batch of a given number of samples, the longest if they differ in length."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     prepare: Preparation = field(default_factory=lambda: Preparation(None, 0))
     """Preparation by a copy of the data set, since it may keep fake tensors."""
@@ -51,7 +56,29 @@ class Task:
     """Features of the data; the model's own come from the model."""
     feature_mode: FeatureModeName | None = None
     """None with features means ``dynamic``."""
-    compile_mode: str = "none"
+
+
+def measure(model: nn.Module, task: Task, samples: int, *, block_bytes: int = BLOCK_BYTES) -> Footprint | NoEstimate:
+    """Returns the footprint of a model with ``loss(batch) -> LossOutput``, for micro-batches of 1 to ``samples``.
+
+    The model is copied, not modified. Fake tensors fail if a model reads values (``.item()``, boolean indexing) or has
+    sparse gradients. Then the result is a `NoEstimate` with the error as reason.
+
+    Args:
+        samples: samples per device in an optimizer step.
+        block_bytes: bytes of a tensor are rounded up to a multiple of it.
+    """
+    try:
+        with (
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(action="ignore"),
+            torch.enable_grad(),
+            AsOnCuda(),
+            FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        ):
+            return Rehearsal(model, task, block_bytes, fake).footprint(samples)
+    except Exception as error:  # noqa: BLE001  the model is foreign code, and an estimate must not end a run
+        return NoEstimate(f"fake tensors can't follow the model ({type_and_line(error)})")
 
 
 class _Counted(Ranks):
@@ -79,8 +106,6 @@ class Rehearsal:
         self._task = task
         self._live = MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
-        self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
-        """Smallest micro-batch that runs; BatchNorm has no statistics of a single sample."""
         with FakeCopyMode(fake):
             self._model = copy.deepcopy(model, _converted(model, self._precision.dtype, task.channels_last))
         if task.checkpointed:
@@ -102,30 +127,21 @@ class Rehearsal:
             features=lambda: self._source,
         )
         self._step = TrainStep(computation, self._optimizer, Fallbacks(MicroBatches(1)))
-        self._peaks(self.lowest)
-        if any(each.grad is not None and each.grad.is_sparse for each in self._model.parameters()):
-            raise TypeError("its gradients are sparse")
-        self._optimizer_step()  # creates the state
-        self._temporaries = self._optimizer_step()
 
-    def point(self, micro_batch: int) -> Point:
-        """Measures the passes of a micro-batch, alone and after one of the same size."""
-        alone, after = self._peaks(micro_batch)
-        return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes outside of passes: parameters, gradients, optimizer state."""
-        return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
-
-    def footprint(self, points: Sequence[Point]) -> Footprint:
-        """Returns the footprint with these points."""
-        live = self._live.live
+    def footprint(self, samples: int) -> Footprint:
+        """Measures the passes of some micro-batches up to ``samples``, and the optimizer."""
+        # BatchNorm has no statistics of a single sample.
+        has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self._model.modules())
+        lowest = min(2 if has_batch_norm else 1, samples)
+        self._point(lowest)  # makes the gradients
+        self._optimizer_step()  # makes the state
+        temporaries = self._optimizer_step()
+        points = [self._point(size) for size in sorted({lowest, *(max(samples // part, lowest) for part in PARTS)})]
         return Footprint(
-            parameters=live["parameters"],
-            gradients=live.get("gradients", 0),
-            optimizer_state=live.get("optimizer state", 0),
-            optimizer_temporaries=self._temporaries,
+            parameters=self._live.live["parameters"],
+            gradients=self._live.live.get("gradients", 0),
+            optimizer_state=self._live.live.get("optimizer state", 0),
+            optimizer_temporaries=temporaries,
             feature_table=self._feature_table,
             filling=self._filling,
             inputs=self._inputs,
@@ -141,45 +157,39 @@ class Rehearsal:
         if mode == "dynamic":
             return Computed(features)
         features = replace(features, trainable=False)  # while the table is held
-        if features.store is not None:
-            return self._store(features, mode)
-        # Two chunks show the peak of filling, which further chunks repeat.
-        num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
-        self._model.eval()
-        with self._live:
-            few = hold(replace(features, num_rows=num_rows), "cache", CPU)
-            row = few.rows(torch.arange(1))
-        held = num_rows * row.nbytes
-        self._filling = max(0, self._live.peak.get("activations", 0) - held)
-        table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
-        if mode == "cache_host":
-            return HostTable(table, CPU)
-        self._feature_table = table.nbytes
-        return DeviceTable(table)
-
-    def _store(self, features: Features, mode: FeatureModeName) -> FeatureSource:
-        """Returns a store of zeros to cut rows from, on the device in ``cache`` only."""
-        assert features.store is not None
-        if mode != "cache":
+        if features.store is not None and mode == "cache_host":
             return Computed(features)
-        with unset_fake_temporarily():  # may prepare the data
-            known = features.store()
-        table = torch.zeros(known.shape, dtype=known.dtype)
+        if features.store is not None:
+            with unset_fake_temporarily():  # may prepare the data
+                known = features.store()
+            table = torch.zeros(known.shape, dtype=known.dtype)
+        else:
+            table = self._filled(features)
+            if mode == "cache_host":
+                return HostTable(table, CPU)
         self._live.note([table], "feature table")  # else a view would count as an activation
         self._feature_table = table.nbytes
         return DeviceTable(table, features.cut)
 
+    def _filled(self, features: Features) -> Tensor:
+        """Returns the table. Measures two chunks of filling it, which further chunks repeat."""
+        num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
+        self._model.eval()
+        with self._live:
+            row = hold(replace(features, num_rows=num_rows), "cache", CPU).rows(torch.arange(1))
+        self._filling = max(0, self._live.peak.get("activations", 0) - num_rows * row.nbytes)
+        return torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
+
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._task.make_optimizer(self._model)
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
         for group in optimizer.param_groups:
             # None means all parameters at once on CUDA, and one after the other on the CPU.
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True
 
         def note_gradient(parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TypeError("its gradients are sparse")
             if parameter.grad is not None:
                 self._live.note([parameter.grad], "gradients")
 
@@ -195,34 +205,30 @@ class Rehearsal:
         live.forget_peak()
         with live:
             self._optimizer.step()
-        live.note(_state_tensors(self._optimizer.state), "optimizer state")
-        for group in self._optimizer.param_groups:
-            # Step counts stay in host memory unless a kernel reads them.
-            if not (group.get("capturable") or group.get("fused")):
-                counts = _state_tensors(self._optimizer.state, group["params"])
-                live.note([each for each in counts if each.dim() == 0], "host")
+        for values in self._optimizer.state.values():
+            tensors = [each for each in values.values() if isinstance(each, Tensor)]
+            live.note([each for each in tensors if each.dim()], "optimizer state")
+            live.note([each for each in tensors if not each.dim()], "host")  # step counts
         kept = live.live.get("optimizer temporaries", 0)
         return max(0, live.peak.get("optimizer temporaries", 0) - kept)
 
-    def _peaks(self, micro_batch: int) -> list[dict[str, int]]:
-        """Runs the first and the second micro-batch of a step."""
-        live = self._live
+    def _point(self, micro_batch: int) -> Point:
+        """Measures the passes of a micro-batch, alone and after one of the same size."""
         # Storages with the size and type of the copies on the device.
         batch = batches.map_tensors(
             self._task.make_batch(micro_batch), lambda each: each.to(self._precision.dtype_of(each), copy=True)
         )
-        inputs = list(batches.tensors(batch))
-        live.note(inputs, "inputs")
-        a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
-        # Inputs of a fixed size distort a large micro-batch least.
-        self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
-        live.making = "activations"
+        inputs: Sequence[Tensor] = list(batches.tensors(batch))
+        self._live.note(inputs, "inputs")
+        self._inputs = tuple(-(-each.nbytes // micro_batch) for each in inputs)
+        self._live.making = "activations"
         self._passes.clear()
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
         # A step's only micro-batch is not scaled, so that its loss itself is kept for the totals.
         parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(2)]
         self._step.passes.forward_backward(delivery, parts)
-        return list(self._passes)
+        alone, after = self._passes
+        return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
 
 
 def _converted(model: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> dict[int, Tensor]:
@@ -236,9 +242,3 @@ def _converted(model: nn.Module, dtype: torch.dtype | None, channels_last: bool)
             other = tensor.detach().to(to_dtype, copy=True, memory_format=memory_format)
             made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
     return made
-
-
-def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:
-    """Returns the optimizer's tensors for these weights; None = for all."""
-    found = (state.get(key, {}) for key in (state if keys is None else keys))
-    return [each for values in found for each in values.values() if isinstance(each, Tensor)]

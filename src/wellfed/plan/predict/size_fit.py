@@ -1,4 +1,4 @@
-"""Measures the peak memory and the rate of real optimizer steps of several batch sizes.
+"""Measures the peak memory of real optimizer steps of several batch sizes.
 
 `find_micro_batch`, ``wellfed fit`` and the steps before training all use `Prober`.
 """
@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import gc
-import statistics
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from wellfed.contract import Batch
 from wellfed.plan.predict import size_search
-from wellfed.plan.predict.estimate import BLOCK_BYTES
 from wellfed.plan.predict.memory_tracker import MemoryTracker
+from wellfed.plan.predict.rehearsal import BLOCK_BYTES
 from wellfed.plan.predict.size_search import Fit, Peak, Probe
 from wellfed.train.memory import oom
 
-WARMUP_STEPS = 1
-"""Steps before measuring; the first allocates optimizer state and lets libraries choose kernels."""
 NO_LIMIT = 2**30
-ROUND_STEPS, SLOW_ROUND_STEPS = 5, 2
-"""Steps between two waits for the device, which idles after each; fewer for slow steps."""
-MAX_ROUNDS, TIMED_S = 40, 0.5
-"""Length of a timing in rounds and seconds."""
-Figure = TypeVar("Figure")
 
 
 class Meter(ABC):
@@ -74,14 +65,13 @@ class CudaMeter(Meter):
     def peak(self, step: Callable[[], Any]) -> Peak:
         """Returns the peak of a step; its passes end when an optimizer begins."""
         torch.cuda.synchronize(self._device)
-        rest = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = _before_optimizer(step, lambda: torch.cuda.max_memory_allocated(self._device))
         torch.cuda.synchronize(self._device)
         total = torch.cuda.max_memory_allocated(self._device)
         # Unused blocks that the allocator keeps count as needed.
         waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
-        return Peak(rest, (total if before is None else before) + waste, total + waste)
+        return Peak((total if before is None else before) + waste, total + waste)
 
     def wait(self) -> None:
         """Synchronises."""
@@ -108,11 +98,10 @@ class TensorMeter(Meter):
         """Returns the peak of a step. This step is slow, since every operator is watched."""
         live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
-        rest = sum(live.live.values())
         with live:
             before = _before_optimizer(step, lambda: sum(live.peak.values()))
         total = sum(live.peak.values())
-        return Peak(rest, total if before is None else before, total)
+        return Peak(total if before is None else before, total)
 
 
 @dataclass(frozen=True)
@@ -124,57 +113,25 @@ class Prober:
     make_batch: Callable[[int], Any]
     """Makes a batch of a given number of samples on the device."""
     meter: Meter
-    clock: Callable[[], float] = time.perf_counter
-
-    def __call__(self, size: int) -> Probe:
-        """Measures the peak memory and the rate of steps of ``size`` samples."""
-
-        def measure(batch: Any) -> Probe:
-            peak = self.meter.peak(lambda: self.step(batch))
-            return Probe(size, peak, size / self._timed(batch))
-
-        return self._measured(size, measure) or Probe(size, None)
 
     def peak(self, size: int) -> Peak | None:
-        """Measures the peak memory of a step; None if it ran out of memory."""
-        return self._measured(size, lambda batch: self.meter.peak(lambda: self.step(batch)))
+        """Measures the peak memory of the second step of ``size`` samples; None if it ran out of memory.
 
-    def _measured(self, size: int, measure: Callable[[Any], Figure]) -> Figure | None:
-        found: Figure | None = None
+        The first step allocates optimizer state and lets libraries choose kernels.
+        """
+        found: Peak | None = None
         try:
-            found = self._after_warmup(size, measure)
+            found = self._second(size)
         except Exception as error:
             if oom.classify(error) is None:
                 raise
         self.meter.free()  # no frame holds the batch now
         return found
 
-    def _after_warmup(self, size: int, measure: Callable[[Any], Figure]) -> Figure:
+    def _second(self, size: int) -> Peak:
         batch = self.make_batch(size)
-        for _ in range(WARMUP_STEPS):
-            self.step(batch)
-        return measure(batch)
-
-    def _timed(self, batch: Any) -> float:
-        """Returns the median seconds per step."""
-        self.meter.wait()
-        began = now = self.clock()
-        seconds: list[float] = []
-        while not seconds or (now - began < TIMED_S and len(seconds) < MAX_ROUNDS):
-            num_steps = self._round(batch)
-            self.meter.wait()
-            before, now = now, self.clock()
-            seconds.append((now - before) / num_steps)
-        return statistics.median(seconds)
-
-    def _round(self, batch: Any) -> int:
-        """Runs steps without waiting and returns their number; fewer if they exceed a timing."""
-        until_s = time.perf_counter() + TIMED_S
-        for number in range(1, ROUND_STEPS + 1):
-            self.step(batch)
-            if number >= SLOW_ROUND_STEPS and time.perf_counter() > until_s:
-                return number
-        return ROUND_STEPS
+        self.step(batch)
+        return self.meter.peak(lambda: self.step(batch))
 
 
 def find_micro_batch(
@@ -186,7 +143,6 @@ def find_micro_batch(
     min_size: int = 1,
     meter: Meter | None = None,
     on_probe: Callable[[Probe], None] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Fit:
     """Finds the micro-batch to train with on this device by running steps of at most 6 sizes.
 
@@ -209,10 +165,10 @@ def find_micro_batch(
     if meter is None:
         has_cuda = torch.cuda.is_available()
         meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
-    prober = Prober(step, make, meter, clock)
+    prober = Prober(step, make, meter)
 
     def probe(size: int) -> Probe:
-        done = prober(size)
+        done = Probe(size, prober.peak(size))
         if on_probe is not None:
             on_probe(done)
         return done

@@ -20,9 +20,8 @@ from wellfed.data.backend_benchmark import copied, without_side_effects
 from wellfed.data.longest_batch import longest_batch
 from wellfed.data.own_loader import first_batch, loader_of
 from wellfed.errors import first_line
-from wellfed.plan.predict import estimate
 from wellfed.plan.predict.peak import Footprint, KnownFootprints, NoEstimate
-from wellfed.plan.predict.rehearsal import Task
+from wellfed.plan.predict.rehearsal import Task, measure
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects import loaders, optimizers
 from wellfed.run.objects.run_objects import RunObjects
@@ -60,7 +59,7 @@ class Footprints:
                 self._known[key] = task
             else:
                 with generators.kept(), redirect_stdout(sys.stderr):  # what a forward pass prints is no answer
-                    self._known[key] = estimate.measure(self._parts.model, task, self._samples)
+                    self._known[key] = measure(self._parts.model, task, self._samples)
         return self._known[key]
 
     @property
@@ -98,7 +97,6 @@ class Footprints:
             channels_last=self._config.gpu.channels_last,
             features=None if self._parts.data.features is None else self._parts.features,
             feature_mode=features,  # type: ignore[arg-type]
-            compile_mode=self._plan.device.compile,
         )
 
     def _train(self, features: str | None) -> Any:
@@ -122,7 +120,7 @@ class Footprints:
         if found.longest_bytes > found.shortest_bytes:
             lengths = f"{show_bytes(found.shortest_bytes)} to {show_bytes(found.longest_bytes)} each"
             self.looked_at = f"for samples as in the longest of {found.num_batches} small batches ({lengths})"
-        return estimate.repeated(found.batch)
+        return partial(batches.repeated, found.batch)
 
     def _first_batch(self, train: Any, size: int) -> Batch:
         with unset_fake_temporarily(), self._deliveries(train, size) as deliveries:  # workers need real tensors
