@@ -10,8 +10,8 @@ Each at four micro-batches, unsplit and in a step of the largest of them, in flo
 - counted: without a GPU, the same training for real on the CPU, with torch's MemTracker counting live tensors, which
   shares no code with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (see
   `wellfed.plan.predict.cuda_emulation`).
-- on a GPU: requested_bytes and max_memory_reserved of the real training there. A simulated card has no cuBLAS, whose
-  workspaces are left out then, and its reserve of an RNN is a model: models with an RNN are shown and not counted.
+- on a GPU: requested_bytes and max_memory_reserved of the real training there. cuBLAS's workspaces are not predicted. A
+  simulated card's reserve of an RNN is a model: models with an RNN are shown and not counted.
   Fused layers of frozen encoders are off, since a simulated card does not see inside them.
 
 On a simulated card (tests/fake_cuda, compiled when first used):
@@ -49,7 +49,6 @@ from benchmarks.memory_cases import (  # noqa: E402
 from wellfed.observe.hardware.detect import machine  # noqa: E402
 from wellfed.observe.hardware.torch_cuda import torch_cuda  # noqa: E402
 from wellfed.observe.machine_facts import SIMULATED  # noqa: E402
-from wellfed.plan.device import cublas_bytes  # noqa: E402
 from wellfed.plan.predict.peak import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 
@@ -66,8 +65,8 @@ def steps(case: Case) -> Iterator[tuple[int, int]]:
             yield size, max(case.sizes)
 
 
-def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[str, Any]]:
-    """A row a micro-batch. ``workspaces``: bytes of cuBLAS's workspaces, which are part of what is reserved."""
+def compare(case: Case, precision: str) -> Iterator[dict[str, Any]]:
+    """A row a micro-batch."""
     case = replace(case, task=replace(case.task, precision=precision))
     began_s = time.perf_counter()
     exact = estimated(case, max(case.sizes), block_bytes=1)
@@ -78,7 +77,7 @@ def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[st
     blocks = estimated(case, max(case.sizes))
     assert not isinstance(blocks, NoEstimate)
     for micro_batch, samples in steps(case):
-        step = StepShape(samples, workspaces=workspaces)
+        step = StepShape(samples)
         found, reserved = predicted_peak(exact, micro_batch, step), None
         if torch.cuda.is_available():
             counted, reserved = cuda_peak(case, micro_batch, samples)
@@ -98,7 +97,7 @@ def compare(case: Case, precision: str, workspaces: int = 0) -> Iterator[dict[st
             "has_rnn": any(isinstance(each, torch.nn.RNNBase) for each in case.model.modules()),
         }
         if reserved is not None:
-            predicted = predicted_peak(blocks, micro_batch, step).reserved_bytes
+            predicted = predicted_peak(blocks, micro_batch, step).tensor_bytes
             row |= {
                 "predicted_reserved_mib": predicted / MIB,
                 "reserved_mib": reserved / MIB,
@@ -160,7 +159,7 @@ def main() -> None:
         ):
             continue
         for precision in PRECISIONS:
-            for row in compare(case, precision, cublas_bytes(cards[0]) if cards else 0):
+            for row in compare(case, precision):
                 rows.append(row)
                 show(row)
     has_cuda = torch.cuda.is_available()

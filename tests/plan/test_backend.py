@@ -41,11 +41,10 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"prefetch_factor": 4}, ITEMS, ("processes", "inline")),
         ({"backend": Backend.threads}, FETCH, ()),
         ({"max_skipped": 1}, FETCH, ("inline", "threads", "processes")),
-        ({"timeout_s": 1}, FETCH, ()),
     ],
 )
 def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
-    assert candidates(LoaderConfig(**loader), data, {}) == expected
+    assert candidates(LoaderConfig(**loader), data) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,19 +133,6 @@ def test_as_many_workers_as_the_finding_would_advise(option, build_ms, step_ms, 
         cores=cores, others=0.0, num_workers=1, most_workers=32, bound=10, is_estimate=False,
     )  # fmt: skip
     assert count >= min(run.workers_advised, 4 if option == "balanced" else 16)
-
-
-def test_a_timeout_takes_a_worker():
-    loader = {"timeout_s": 1}
-    (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
-    found = trial(inline=0.1, threads=9.0, processes=9.0)
-    plan = planned(config(loader=loader), trial=found)
-    assert (plan.loader.backend, plan.loader.num_workers) == ("threads", 1)
-    assert setting in plan.knobs["loader.backend"].because
-    assert setting in plan.knobs["loader.num_workers"].because
-    assert backend(found, loader, data=ITEMS).value == "processes"
-    assert planned(config(loader={**loader, "num_workers": 3}), trial=found).loader.num_workers == 3
-    assert plan.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
     plan = planned(config(), "24gb", **DEEP)
     assert (plan.memory.micro_batch, plan.memory.accumulate, plan.misfit) == (64, 1, None)
     assert plan.predicted_peak_gib == pytest.approx(0.8 + 6.4, rel=0.2)
-    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 19.87" in plan.knobs["memory.micro_batch"].because
+    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 19.44" in plan.knobs["memory.micro_batch"].because
     assert plan.parts["activations"] == 6400 * MIB
 
 
@@ -76,7 +76,7 @@ def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
     assert (plan.memory.micro_batch, plan.memory.features) == (64, "cache")
     text = str(plan.misfit)
-    assert "the budget is 7.20 GiB, of which 6.62 GiB are planned with, and 64 samples at a time need" in text
+    assert "the budget is 7.20 GiB, of which 6.48 GiB are planned with, and 64 samples at a time need" in text
     assert "activations 6.2" in text
     assert "Set memory.micro_batch=" in text
     assert "or set memory.checkpoint_activations=true" in text
@@ -154,7 +154,7 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
     plan = planned(config(gpu={"memory_gib": 0.5}), "8gb", per_sample=8 * GIB, model=MODEL)
     text = str(plan.misfit)
     assert "gpu=8gb" not in text
-    assert "the budget is 512.0 MiB, of which 471.0 MiB are planned with" in text
+    assert "the budget is 512.0 MiB, of which 460.8 MiB are planned with" in text
     enough = float(text.partition("gpu.memory_gib=")[2].removesuffix(")."))
     for size, fits in ((enough, True), (enough - 0.02, False)):
         again = planned(config(gpu={"memory_gib": size}), "8gb", per_sample=8 * GIB, model=MODEL)

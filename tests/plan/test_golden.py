@@ -112,7 +112,7 @@ def test_the_guides_recommender_stands_beside_ours():
         low, high = GUIDE.get(name, (None, None))
         guide = "-" if low is None else f"{low:g}" if low == high else f"{low:g}-{high:g}"
         lines.append(f"{name:<22} {guide:>10} {show_bytes(step.parts.get(name, 0)):>10}  {WHY.get(name, '')}".rstrip())
-    lines.append(f"{'all of a step':<22} {'2.5-3':>10} {show_bytes(step.reserved_bytes):>10}  tensors")
+    lines.append(f"{'all of a step':<22} {'2.5-3':>10} {show_bytes(step.tensor_bytes):>10}  tensors")
     highest = show_bytes(plan.predicted_peak_gib * 2**30)
     lines.append(f"{'highest of the run':<22} {'':>10} {highest:>10}  {plan.peak_moment}")
     check("guide_recsys_memory", "\n".join(lines) + "\n")

@@ -26,7 +26,7 @@ class Truth:
         self.times, self.more, self.memory, self.tried = times, more, memory, []
 
     def needs(self, micro, step):
-        return int(self.times * predicted_peak(CARD, micro, step).reserved_bytes) + self.more
+        return int(self.times * predicted_peak(CARD, micro, step).tensor_bytes) + self.more
 
     def __call__(self, micro):
         self.tried.append(micro)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import Backend, LoaderConfig
@@ -24,37 +23,21 @@ TIE_FRAC = 0.1
 """Minimum relative gain per step for a backend to replace a simpler one. Less is noise of a trial."""
 TIMED_LATER = "timed at the start of a training run, which may take another"
 """Reason added to decisions that a run makes by its first batches."""
-_WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
-"""Loader options with a timeout that applies only if there are workers."""
 
 
-def timeout_for_workers(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
-    """Returns the timeout that requires workers, as typed; empty if there is none."""
-    return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
-
-
-def asks_for_timeout(loader: LoaderConfig, choices: Mapping[str, str]) -> bool:
-    """Returns whether a timeout is set, but not by a loader option."""
-    return bool(loader.timeout_s) and choices.get("loader") not in _WITH_TIMEOUT
-
-
-def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]) -> tuple[str, ...]:
+def candidates(loader: LoaderConfig, data: DataFacts) -> tuple[str, ...]:
     """Returns the backends that ``loader.backend=auto`` may choose; the first wins a tie. Below two: no choice."""
+    asked = loader.num_workers
     if loader.backend is not Backend.auto:
         return ()
-    if timeout_for_workers(loader, choices):
-        # Samples may hang, so they are not tried in the training process.
-        return ()
-    if loader.num_workers == 0:
+    if asked == 0:
         return ("inline",) if data.has_fetch else ("inline", "torch")
-    if not data.has_fetch:
-        if loader.num_workers:  # workers that were set are kept
-            return ("processes",)
-        # A set prefetch_factor makes processes win a tie.
-        return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
-    if loader.num_workers or loader.prefetch_factor:
-        return ("threads", "processes")
-    return ("inline", "threads", "processes")
+    if data.has_fetch:
+        return ("threads", "processes") if asked or loader.prefetch_factor else ("inline", "threads", "processes")
+    if asked:  # workers that were set are kept
+        return ("processes",)
+    # A set prefetch_factor makes processes win a tie.
+    return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
 
 
 def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
@@ -75,7 +58,6 @@ def is_negligible(first: FirstBatches) -> bool:
 def plan_backend(
     loader: LoaderConfig,
     data: DataFacts,
-    choices: Mapping[str, str],
     names: tuple[str, ...],
     first: FirstBatches | None,
     too_large: frozenset[str],
@@ -84,11 +66,12 @@ def plan_backend(
 
     Args:
         names: result of `candidates`.
+        first: None = nothing was timed.
         too_large: backends whose batches don't fit into memory.
     """
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
-    thumb = _rule_of_thumb(loader, data, timeout_for_workers(loader, choices))
+    thumb = _rule_of_thumb(loader, data)
     if len(names) < 2:
         return thumb
     if first is None:
@@ -96,10 +79,24 @@ def plan_backend(
     left = tuple(name for name in names if name not in too_large) or ("inline",)
     more = "".join(f"; {name} failed" for name in first.failed)
     more += "".join(f"; no room for {name}" for name in names if name in too_large)
-    return _measured(first, left, thumb, more)
+    if first.timed or first.failed:
+        return _fastest(left, first, more)
+    built, step_ms = f"a batch is built in {show_ms(first.build_ms)}", first.step_ms or 0.0
+    ahead = next((name for name in ("threads", "processes") if name in left), "")
+    if "inline" in left and is_negligible(first):
+        value, because = "inline", f"{built}, hardly anything beside a step of {show_ms(step_ms)}"
+    elif first.build_ms + step_ms > SLOW_MS:
+        beside = f", a step takes {show_ms(step_ms)}" if step_ms else ""
+        value = ahead or "inline"
+        because = f"{built}{beside}: {'built beside the steps' if ahead else 'nothing else can be had'}"
+    elif "inline" in left:
+        value, because = "inline", f"{built}, less than handing it over would cost"
+    else:
+        value, because = thumb.value, f"{thumb.because}; {built}"
+    return Decided(value, f"{because}{more}", "measured")
 
 
-def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided[str]:
+def _rule_of_thumb(loader: LoaderConfig, data: DataFacts) -> Decided[str]:
     if loader.num_workers == 0:
         name = "inline" if data.has_fetch else "torch"
         return by_rule(name, "loader.num_workers=0: built in the training process")
@@ -108,28 +105,7 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided
     ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)
     if ahead:
         return by_rule("threads", f"fetch gives whole batches, and {ahead} asks for some ahead")
-    if watch:
-        return by_rule("threads", f"fetch gives whole batches, and {watch} asks to watch who builds them")
     return by_rule("inline", "fetch gives whole batches: cheaper built than handed over")
-
-
-def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
-    """Decides by the times of the first batches; ``more`` names failed and excluded backends."""
-    built, step_ms = f"a batch is built in {show_ms(first.build_ms)}", first.step_ms
-    if first.timed or first.failed:
-        return _fastest(names, first, more)
-    if "inline" in names and is_negligible(first):
-        because = f"{built}, hardly anything beside a step of {show_ms(step_ms or 0.0)}{more}"
-        return Decided("inline", because, "measured")
-    if first.build_ms + (step_ms or 0.0) > SLOW_MS:
-        ahead = [name for name in ("threads", "processes") if name in names]
-        beside = "" if step_ms is None else f", a step takes {show_ms(step_ms)}"
-        why = "built beside the steps" if ahead else "nothing else can be had"
-        return Decided(ahead[0] if ahead else "inline", f"{built}{beside}: {why}{more}", "measured")
-    if "inline" in names:
-        because = f"{built}, less than handing it over would cost{more}"
-        return Decided("inline", because, "measured")
-    return Decided(thumb.value, f"{thumb.because}; {built}{more}", "measured")
 
 
 def _fastest(names: tuple[str, ...], first: FirstBatches, more: str) -> Decided[str]:

@@ -13,7 +13,7 @@ from itertools import product
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES
-from wellfed.errors import Fault
+from wellfed.errors import DoesNotFit, Fault
 from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.micro_batch import PLANNED_FRAC, in_parts, limit_bytes
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
@@ -36,17 +36,13 @@ class Setting:
     checkpointed: bool
     micro_batch: int
     peak: Prediction
-    fits: bool
-
-    @property
-    def peak_gib(self) -> float:
-        """Predicted peak."""
-        return gib(self.peak.reserved_bytes)
 
     @property
     def need(self) -> str:
         """Micro-batch and peak, for messages."""
-        return f"{_at_a_time(self.micro_batch)} {show_gib(self.peak_gib)}"
+        size = self.micro_batch
+        samples = "one sample at a time needs" if size == 1 else f"{size} samples at a time need"
+        return f"{samples} {show_gib(gib(self.peak.tensor_bytes))}"
 
 
 def within_budget(
@@ -66,62 +62,90 @@ def within_budget(
         fits_host: whether host memory holds the feature table.
     """
     memory, asked, budget_gib = plan.memory, config.memory, plan.device.memory_gib
-    is_typed = asked.micro_batch is not None or asked.accumulate is not None
-    has_features = data.feature_rows > 0 and not data.features_trainable
-    modes = _slower_modes(memory.features, fits_host=fits_host) if has_features else (memory.features,)
-    limit, step = None if budget_gib is None else limit_bytes(budget_gib), step_shape(plan, model)
+    step, limit = step_shape(plan, model), None if budget_gib is None else limit_bytes(budget_gib)
+    planned = estimate(memory.features, memory.checkpoint_activations)
+    if isinstance(planned, NoEstimate):
+        warning = f"The peak memory is not predicted: {planned.reason.rstrip('.')}."
+        return replace(plan, warnings=(*plan.warnings, warning))
+    # Slower modes need less device memory, unless the host can't hold the table.
+    slower = FEATURE_MODES[FEATURE_MODES.index(memory.features) + 1 :] if memory.features and data.feature_rows else ()
+    modes = (memory.features, *(each for each in slower if fits_host or each != "cache_host"))
+    both = (False, True) if model.has_blocks else (False,)
 
     def settings(
         modes: Sequence[str | None], checkpointed: Sequence[bool], at_most: int, *, may_split: bool
-    ) -> Iterator[Setting | NoEstimate]:
+    ) -> Iterator[Setting]:
         """Yields settings in the order of their cost, each with the largest micro-batch that fits."""
         for features, is_checkpointed in product(modes, checkpointed):
             footprint = estimate(features, is_checkpointed)
-            if isinstance(footprint, NoEstimate):
-                yield footprint
-                continue
-            micro = at_most
-            if may_split and limit is not None:
-                micro = min(largest_micro_batch(footprint, limit, step), at_most) or 1
-            peak = predicted_peak(footprint, micro, step)
-            yield Setting(features, is_checkpointed, micro, peak, limit is None or peak.reserved_bytes <= limit)
+            if isinstance(footprint, Footprint):
+                micro = at_most
+                if may_split and limit is not None:
+                    micro = min(largest_micro_batch(footprint, limit, step), at_most) or 1
+                yield Setting(features, is_checkpointed, micro, predicted_peak(footprint, micro, step))
 
-    both = (False, True) if model.has_blocks else (False,)
-    passed = list[Setting]()
-    for found in settings(
+    def fits(setting: Setting) -> bool:
+        return limit is None or setting.peak.tensor_bytes <= limit
+
+    allowed = settings(
         modes if asked.features is None else modes[:1],
         both if asked.checkpoint_activations is None else (memory.checkpoint_activations,),
         memory.micro_batch,
-        may_split=model.may_split and not is_typed,
-    ):
-        if isinstance(found, NoEstimate):
-            warning = f"The peak memory is not predicted: {found.reason.rstrip('.')}."
-            return replace(plan, warnings=(*plan.warnings, warning))
-        taken = found
-        if taken.fits:
+        may_split=model.may_split and asked.micro_batch is None and asked.accumulate is None,
+    )
+    passed = list[Setting]()
+    for taken in allowed:
+        if fits(taken):
             break
         passed.append(taken)
     else:
-        taken = min(passed, key=lambda each: each.peak.reserved_bytes)
+        taken = min(passed, key=lambda each: each.peak.tensor_bytes)
     plan = replace(
         plan,
         memory=_decided(memory, config, step, taken, passed, budget_gib),
         parts=taken.peak.parts,
-        predicted_peak_gib=taken.peak_gib,
+        predicted_peak_gib=gib(taken.peak.tensor_bytes),
         peak_moment=taken.peak.moment,
     )
-    if taken.fits or budget_gib is None:
+    if budget_gib is None or fits(taken):
         return plan
     remedies: dict[str, Setting] = {}  # also by changes of what was typed
     at_most = step.samples if model.may_split else memory.micro_batch
-    for one in settings(modes, both, at_most, may_split=model.may_split):
-        if isinstance(one, Setting) and one.fits:
-            remedies.setdefault(_overrides(config, memory, step, one), one)
-    ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(remedies.items())[:MOST_REMEDIES]]
-    if card := larger_card(config, taken.peak.reserved_bytes, profile):
+    for one in filter(fits, settings(modes, both, at_most, may_split=model.may_split)):
+        remedies.setdefault(_overrides(config, memory, one), one)
+    ways_out = [
+        f"set {change} ({show_gib(gib(one.peak.tensor_bytes))})"
+        for change, one in list(remedies.items())[:MOST_REMEDIES]
+    ]
+    if card := larger_card(config, taken.peak.tensor_bytes, profile):
         ways_out.append(f"take a larger card ({card})")
-    sizes = {**taken.peak.parts, "cuBLAS's workspaces": taken.peak.workspaces}
-    return replace(plan, misfit=misfit(budget_gib, taken.need, sizes, ways_out), remedies=tuple(remedies))
+    return replace(plan, misfit=misfit(budget_gib, taken.need, taken.peak.parts, ways_out), remedies=tuple(remedies))
+
+
+def by_known_bytes(plan: RunPlan, data: DataFacts, model: ModelFacts, *, fits_host: bool) -> RunPlan:
+    """Returns the plan with the bytes that are known without an estimate: all but activations and inputs.
+
+    Raises:
+        DoesNotFit: they alone exceed a card.
+    """
+    halves = _halves(plan)
+    parts = {
+        "parameters": model.parameter_bytes // halves,
+        "gradients": model.trainable_bytes // halves,
+        "optimizer state": model.optimizer_state_bytes // halves,
+        "feature table": data.feature_bytes if plan.memory.features == "cache" else 0,
+    }
+    if model.average_bytes:
+        parts["weight average"] = model.average_bytes // halves
+    needed, budget_gib = sum(parts.values()), plan.device.memory_gib
+    is_known = plan.on_gpu and plan.trainer.strategy != "fsdp" and budget_gib is not None
+    if is_known and budget_gib is not None and gib(needed) > budget_gib:
+        ways_out = ["take a larger card", "a smaller workload.model"]
+        if gib(needed - parts["feature table"]) <= budget_gib:
+            ways_out = [f"set memory.features={'cache_host' if fits_host else 'dynamic'}"]
+        need = f"before any activation there is need of {show_bytes(needed)}"
+        raise DoesNotFit([misfit(budget_gib, need, parts, ways_out)])
+    return replace(plan, parts=parts)
 
 
 def misfit(budget_gib: float, need: str, parts: Mapping[str, int], ways_out: Sequence[str]) -> Fault:
@@ -142,35 +166,32 @@ def misfit(budget_gib: float, need: str, parts: Mapping[str, int], ways_out: Seq
 
 def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
     """Returns the work of one device in an optimizer step of this plan."""
-    halves = 2 if plan.device.precision == "bf16-true" else 1  # the model itself is in bf16
     return StepShape(
-        samples=largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
+        largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
         batches_ahead=plan.loader.device_prefetch,
         world_size=plan.trainer.world_size,
-        workspaces=plan.device.workspaces,
         is_sharded=plan.trainer.strategy == "fsdp",
-        gathered=model.gathered_bytes // halves,
-        average=model.average_bytes // halves,
+        gathered=model.gathered_bytes // _halves(plan),
+        average=model.average_bytes // _halves(plan),
     )
 
 
-def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
-    """Returns the override for a card that can reserve these bytes; empty if there is none.
+def larger_card(config: RunConfig, needed_bytes: int, profile: str) -> str:
+    """Returns the override for a card that holds these bytes; empty if there is none.
 
     If the budget was typed, the override is a larger budget, not a profile.
     """
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
-        enough_gib = math.ceil(100 * gib(reserved_bytes) / PLANNED_FRAC + 0.01) / 100
+        enough_gib = math.ceil(100 * gib(needed_bytes) / PLANNED_FRAC + 0.01) / 100
         return f"gpu.memory_gib={enough_gib:g}"
-    fitting = (name for name, each in PROFILES.items() if reserved_bytes <= limit_bytes(each.budget_gib))
+    fitting = (name for name, each in PROFILES.items() if needed_bytes <= limit_bytes(each.budget_gib))
     return next((f"gpu={name}" for name in fitting), "")
 
 
-def _slower_modes(mode: str | None, *, fits_host: bool) -> tuple[str | None, ...]:
-    """Returns this feature mode and the slower ones that need less device memory; no table that the host can't hold."""
-    slower = () if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) + 1 :]
-    return (mode, *(each for each in slower if fits_host or each != "cache_host"))
+def _halves(plan: RunPlan) -> int:
+    """Returns 2 if the model itself is in bf16, else 1."""
+    return 2 if plan.device.precision == "bf16-true" else 1
 
 
 def _decided(
@@ -182,7 +203,7 @@ def _decided(
     budget_gib: float | None,
 ) -> MemorySection:
     rule = by_thumb.decided("micro_batch")
-    peak = f"predicted peak {taken.peak_gib:.2f} GiB"
+    peak = f"predicted peak {gib(taken.peak.tensor_bytes):.2f} GiB"
     if budget_gib is not None:
         peak += f" of {budget_gib * PLANNED_FRAC:.2f} ({PLANNED_FRAC:g} of the budget)"
     if taken.micro_batch == rule.value or rule.source == "set":
@@ -203,22 +224,15 @@ def _decided(
     return by_thumb.but(**decided)
 
 
-def _overrides(config: RunConfig, planned: MemorySection, step: StepShape, setting: Setting) -> str:
-    """Returns the overrides for this setting that differ from the configuration."""
+def _overrides(config: RunConfig, planned: MemorySection, setting: Setting) -> str:
+    """Returns the overrides for this setting that differ from the plan; an untyped micro-batch follows by itself."""
     memory, typed = config.memory, []
-    num_micro = math.ceil(step.samples / setting.micro_batch)
     if setting.features != planned.features:
         typed.append(f"memory.features={setting.features}")
     if setting.checkpointed and not memory.checkpoint_activations:
         typed.append("memory.checkpoint_activations=true")
-    if memory.micro_batch is not None and setting.micro_batch != memory.micro_batch:
+    if (memory.micro_batch or memory.accumulate) and setting.micro_batch != planned.micro_batch:
         typed.append(f"memory.micro_batch={setting.micro_batch}")
         if memory.accumulate is not None:
             typed.append("memory.accumulate=null")  # follows from the micro-batch
-    elif memory.accumulate is not None and num_micro != memory.accumulate:
-        typed.append(f"memory.accumulate={num_micro}")
     return " ".join(typed) or "memory=auto"
-
-
-def _at_a_time(micro_batch: int) -> str:
-    return "one sample at a time needs" if micro_batch == 1 else f"{micro_batch} samples at a time need"

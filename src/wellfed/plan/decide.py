@@ -7,33 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
-from wellfed.errors import ConfigError, DoesNotFit, Fault
+from wellfed.errors import ConfigError, Fault
 from wellfed.observe.machine_facts import MachineFacts
-from wellfed.plan.budget import Estimate, within_budget
+from wellfed.plan.budget import Estimate, by_known_bytes, within_budget
 from wellfed.plan.loader import LoaderPlanner
-from wellfed.plan.memory import (
-    BY_HAND,
-    fits_host,
-    known_parts,
-    may_lower,
-    memory_faults,
-    memory_warnings,
-    parts_fault,
-    plan_memory,
-)
-from wellfed.plan.run_plan import (
-    DataFacts,
-    Decided,
-    DevicePlan,
-    ModelFacts,
-    RunPlan,
-    WorkloadSection,
-    by_rule,
-)
+from wellfed.plan.memory import BY_HAND, fits_host, may_lower, memory_faults, memory_warnings, plan_memory
+from wellfed.plan.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection, by_rule
 
 _COPIED = "Lightning's Trainer copies each batch when its step begins"
 
@@ -73,17 +55,14 @@ def plan_run(
         warnings += _unused_by_lightning_module(config)
     if model.whole_steps and loader.device_prefetch:
         loader = loader.but(device_prefetch=by_rule(0, _COPIED))
-    effective = _effective(config.workload.samples_per_step, data)
-    workload = WorkloadSection.of({"effective_batch_size": effective})
-    derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
     plan = RunPlan(
         device.trainer,
         device.device,
         tuple(warnings),
-        workload,
+        WorkloadSection.of({"effective_batch_size": _effective(config.workload.samples_per_step, data)}),
         memory,
         loader,
-        derived=derived,
+        derived={knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()},
         callbacks=_callbacks(config),
         may_lower=may_lower(config, model),
         refused=_refused(model, data),
@@ -93,15 +72,8 @@ def plan_run(
     if estimate is not None:
         profile = choices.get("gpu", "auto")
         plan = within_budget(plan, config, profile, data, model, estimate, fits_host=is_within_host)
-    if plan.predicted_peak_gib is not None:
-        return plan
-    plan = replace(plan, parts=known_parts(plan, model, data))
-    if (
-        plan.on_gpu
-        and plan.trainer.strategy != "fsdp"
-        and (too_much := parts_fault(plan.parts, plan, fits_host=is_within_host))
-    ):
-        raise DoesNotFit([too_much])
+    if plan.predicted_peak_gib is None:
+        plan = by_known_bytes(plan, data, model, fits_host=is_within_host)
     return plan
 
 
@@ -146,14 +118,14 @@ def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
     if not model.whole_steps:
         return
+    clip = config.trainer.gradient_clip
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."
         yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {BY_HAND}.", way_out)
-    if model.steps_by_hand and config.trainer.gradient_clip is not None:
-        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {BY_HAND}."
+    if clip is not None and model.steps_by_hand:
         way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
-        yield Fault("trainer.gradient_clip", problem, way_out)
-    elif model.has_sparse_gradients and config.trainer.gradient_clip is not None:
-        problem = f"{config.trainer.gradient_clip:g} can't limit the sparse gradients of a LightningModule."
+        yield Fault("trainer.gradient_clip", f"{clip:g} clips before an optimizer step, and {BY_HAND}.", way_out)
+    elif clip is not None and model.has_sparse_gradients:
+        problem = f"{clip:g} can't limit the sparse gradients of a LightningModule."
         way_out = "Set trainer.gradient_clip=null, or leave out sparse=True of its layers."
         yield Fault("trainer.gradient_clip", problem, way_out)

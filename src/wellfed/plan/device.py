@@ -18,24 +18,10 @@ from wellfed.observe.hardware.profiles import (
 )
 from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.plan.run_plan import Decided, DevicePlan, DeviceSection, TrainerSection, by_rule
-from wellfed.units import MIB, counted
+from wellfed.units import counted
 
-CUBLAS_BYTES = 2 * 8_519_680
-"""Bytes of cuBLAS's workspaces (":4096:2:16:8") in the allocator, for the threads of the forward and the backward pass
-(aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
-CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
-"""The same bytes from capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
-_HOPPER = 9
 LEAST_GIB = 0.5
 """Minimum memory of a card to train on; CUDA's own context takes that much."""
-
-
-def cublas_bytes(card: GpuFacts | None) -> int:
-    """Returns the bytes of cuBLAS's workspaces. An absent card counts as capability 8.0; a simulated one has none."""
-    if card is not None and card.is_simulated:
-        return 0
-    capability = card.capability if card is not None else None
-    return CUBLAS_BYTES_HOPPER if int((capability or "8").partition(".")[0]) >= _HOPPER else CUBLAS_BYTES
 
 
 def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
@@ -72,7 +58,6 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "enforce": by_rule(budget.cap, because, is_set=budget.cap == gpu.enforce),
         },
         name=card.name if card else facts.cpu,
-        workspaces=cublas_bytes(card),
     )
     strategy = by_rule("auto", "one device: nothing to share out")
     if trainer.strategy is not Strategy.auto:

@@ -73,12 +73,11 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
         found.append(Missing("torch", problem, way_out))
     if not facts.gpus:
         why = f"NVML: {facts.nvml_problem}"
-        if _HIDES in (facts.torch_problem or "") and _HIDES not in why:
-            why += f"; {facts.torch_problem}"
         way_out = (
             "With a card in this machine: install its driver, or start the container with --gpus all. Else gpu=cpu."
         )
-        if _HIDES in why:
+        if _HIDES in f"{why}{facts.torch_problem}":
+            why = why if _HIDES in why else f"{why}; {facts.torch_problem}"
             way_out = f"Run: unset {_HIDES}"
         elif "reboot" in why or "nvidia-ml-py" in why:
             way_out = ""  # the problem includes it
@@ -92,11 +91,7 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
 
 
 def _missing_software(around: Surroundings) -> list[Missing]:
-    found = []
-    if not around.has_wandb_login:
-        problem = "not logged in, so runs are recorded offline."
-        found.append(Missing("wandb", problem, "Run: wandb login; or set logger=none."))
-    if not around.has_compiler:
-        problem = "no C++ compiler, which torch.compile needs."
-        found.append(Missing("compiler", problem, "Run: apt-get install g++; or keep gpu.compile=none."))
-    return found
+    wandb = Missing("wandb", "not logged in, so runs are recorded offline.", "Run: wandb login; or set logger=none.")
+    problem = "no C++ compiler, which torch.compile needs."
+    compiler = Missing("compiler", problem, "Run: apt-get install g++; or keep gpu.compile=none.")
+    return [wandb] * (not around.has_wandb_login) + [compiler] * (not around.has_compiler)

@@ -12,9 +12,9 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.worker_count import MOST_WORKERS
 from wellfed.errors import Fault
 from wellfed.observe.machine_facts import MachineFacts
-from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, timeout_for_workers, to_time
+from wellfed.plan.backend import MESSAGE_MS, candidates, plan_backend, to_time
 from wellfed.plan.loader_checks import loader_faults, loader_warnings
-from wellfed.plan.ready_batches import NEAR_FRAC, ReadyBatches
+from wellfed.plan.ready_batches import NEAR_FRAC, Room
 from wellfed.plan.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.units import GIB, show_ms
 
@@ -45,8 +45,8 @@ class LoaderPlanner:
         if self.data.own_loader is not None:
             return self._as_it_came(self.data.own_loader)
         asked, build_ms = self.config.loader, None if self.first is None else self.first.build_ms
-        names = candidates(asked, self.data, self.choices)
-        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._too_large())
+        names = candidates(asked, self.data)
+        backend = backend or plan_backend(asked, self.data, names, self.first, self._too_large())
         num_workers = self._num_workers(backend.value)
         builds_ahead = num_workers.value > 0
         decided: dict[str, Decided[Any]] = {
@@ -77,7 +77,7 @@ class LoaderPlanner:
         assert self.first is not None
         asked = self.config.loader
         count_is_open = asked.num_workers is None and asked.backend in (Backend.threads, Backend.processes)
-        names = candidates(asked, self.data, self.choices)
+        names = candidates(asked, self.data)
         return bool(to_time(names, self.first)) or (
             (count_is_open or len(names) > 1) and self.first.build_ms >= MESSAGE_MS
         )
@@ -85,31 +85,26 @@ class LoaderPlanner:
     def to_time(self) -> list[LoaderSection]:
         """Returns the plan for each backend worth timing, after one batch was timed."""
         assert self.first is not None
-        names = to_time(candidates(self.config.loader, self.data, self.choices), self.first)
+        names = to_time(candidates(self.config.loader, self.data), self.first)
         sections = [self.section(by_rule(name, "to be timed")) for name in names]
         return [section for section in sections if not any(self.faults(section))]
 
     def faults(self, section: LoaderSection) -> list[Fault]:
         """Returns faults of settings of the loader that are impossible."""
-        return list(loader_faults(self.config, self.data, section, self._training_batches(section)))
+        found = list(loader_faults(self.config, self.data, section))
+        if self.first is not None and section.num_workers and self.data.own_loader is None:
+            full = self._room(self.first, section.backend).fault(section.num_workers)
+            found += [] if full is None else [full]
+        return found
 
     def warnings(self, section: LoaderSection) -> list[str]:
         """Returns warnings about settings of the loader that are ignored."""
-        asked = self.config.loader.device_prefetch
-        found = list(loader_warnings(self.config, self.choices, self.facts, self.data, section))
-        if asked and self.on_gpu and section.device_prefetch == 0 and self.data.own_loader is None:
-            other = "loader.backend=inline, which reads by fetch" if self.data.has_fetch else "give the dataset fetch"
-            found.append(
-                f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
-                f"Set loader.num_workers=1, or {other}."
-            )
+        found = list(loader_warnings(self.config, self.facts, self.data, section, on_gpu=self.on_gpu))
+        timeout_s, is_typed = self.config.loader.timeout_s, self.choices.get("loader", "auto") == "auto"
+        if timeout_s and is_typed and section.num_workers == 0 and self.data.own_loader is None:
+            unused = f"loader.timeout_s={timeout_s} is not used: {section.backend} has no worker to wait for."
+            found.append(f"{unused} Set loader.num_workers=1.")
         return found
-
-    def _training_batches(self, section: LoaderSection) -> ReadyBatches | None:
-        """Returns the ready batches of training's workers; None without workers, or if no batch was built."""
-        if section.num_workers == 0 or self.first is None:
-            return None
-        return self._ready_batches(self.first, section.backend, section.num_workers)
 
     def _as_it_came(self, own: OwnLoader) -> LoaderSection:
         decided: dict[str, Decided[Any]] = {"backend": Decided("own", f"{own.name}, as it came", "set")}
@@ -133,9 +128,6 @@ class LoaderPlanner:
             return by_rule(0, "built in the training process", is_set=asked.num_workers == 0)
         if asked.num_workers is not None:
             return Decided(asked.num_workers, f"loader.num_workers={asked.num_workers}", "set")
-        timeout = timeout_for_workers(asked, self.choices)
-        if timeout and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
-            return by_rule(1, f"one worker, whose batches can be waited for: {timeout}")
         cores_each = max(1, int(cores / devices))
         first, work = self.first, None
         if first is not None:
@@ -152,10 +144,11 @@ class LoaderPlanner:
         else:
             of_use = work.workers_advised(most, cores_each, waits_outside=False)
             steps = f"a step takes {show_ms(work.step_ms)}"
-        ready = self._ready_batches(first, backend, min(most, of_use))
-        if ready.most_workers and ready.most_workers < ready.num_workers:
-            fits = f"{because}; the batches of {ready.most_workers} fit into {NEAR_FRAC:g} of {ready.where}"
-            return Decided(ready.most_workers, fits, "measured")
+        room = self._room(first, backend)
+        fitting = room.most_workers(min(most, of_use))
+        if 0 < fitting < min(most, of_use):
+            fits = f"{because}; the batches of {fitting} fit into {NEAR_FRAC:g} of {room.where}"
+            return Decided(fitting, fits, "measured")
         if of_use < most or work is not None:
             enough = f"a batch is built in {show_ms(first.build_ms)}, {steps}"
             is_capped = work is not None and work.workers_advised(MOST_WORKERS, cores_each, waits_outside=False) > most
@@ -181,19 +174,18 @@ class LoaderPlanner:
         because = "copies run beside the step, on a stream of their own"
         return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)
 
-    def _ready_batches(self, first: FirstBatches, backend: str, num_workers: int) -> ReadyBatches:
-        """Returns the use of host memory or, for worker processes, of /dev/shm if that has less free."""
+    def _room(self, first: FirstBatches, backend: str) -> Room:
+        """Returns the room in host memory or, for worker processes, in /dev/shm if that has less free."""
         has_processes, shm_gib = backend != "threads", self.facts.shm_free_gib
         where, free_gib = "host memory", self.facts.ram_available_gib
         if has_processes and shm_gib is not None and shm_gib < free_gib:
             where, free_gib = "/dev/shm", shm_gib
         factor, devices = self._prefetch_factor().value, self.config.trainer.devices
-        size, count = first.batch_bytes, first.num_batches
-        return ReadyBatches(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
+        return Room(factor, devices, first.batch_bytes, first.num_batches, has_processes, where, free_gib * GIB)
 
     def _too_large(self) -> frozenset[str]:
         """Returns the backends whose batches don't fit even with the fewest workers."""
         first, least = self.first, self.config.loader.num_workers or 1
         if first is None:
             return frozenset()
-        return frozenset(name for name in ("threads", "processes") if self._ready_batches(first, name, least).is_full)
+        return frozenset(name for name in ("threads", "processes") if self._room(first, name).fault(least))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
 from wellfed.observe.machine_facts import MachineFacts
-from wellfed.plan.backend import asks_for_timeout
-from wellfed.plan.ready_batches import ReadyBatches
 from wellfed.plan.run_plan import DataFacts, LoaderSection, OwnLoader
 
 _NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout_s", "device_prefetch")
@@ -17,14 +15,8 @@ _LISTED = 5
 """Maximum number of samples named in a warning."""
 
 
-def loader_faults(
-    config: RunConfig, data: DataFacts, section: LoaderSection, ready: ReadyBatches | None
-) -> Iterator[Fault]:
-    """Yields faults of settings of the loader that are impossible.
-
-    Args:
-        ready: ready batches of its workers, if known.
-    """
+def loader_faults(config: RunConfig, data: DataFacts, section: LoaderSection) -> Iterator[Fault]:
+    """Yields faults of settings of the loader that are impossible."""
     asked, trainer = config.loader, config.trainer
     if data.own_loader is not None:
         yield from _own_faults(config, data.own_loader)
@@ -35,9 +27,6 @@ def loader_faults(
     if section.backend == "threads" and not data.has_fetch:
         problem = "threads needs training data with fetch(indices, rng), and these have none."
         yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
-    if ready is not None and ready.is_full:
-        problem = f"the batches kept ready don't fit: {ready.describe()}."
-        yield Fault(f"loader.num_workers={ready.num_workers}", problem, ready.way_out)
     if asked.max_skipped and trainer.world_size > 1:
         yield Fault(
             "loader.max_skipped",
@@ -71,11 +60,7 @@ def _own_faults(config: RunConfig, own: OwnLoader) -> Iterator[Fault]:
 
 
 def loader_warnings(
-    config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
-    data: DataFacts,
-    section: LoaderSection,
+    config: RunConfig, facts: MachineFacts, data: DataFacts, section: LoaderSection, *, on_gpu: bool
 ) -> Iterator[str]:
     """Yields warnings about settings of the loader that are ignored."""
     asked, devices = config.loader, config.trainer.devices
@@ -97,11 +82,12 @@ def loader_warnings(
             f"loader.max_skipped={asked.max_skipped} is not used: the data have fetch, which loads whole batches. Set "
             "loader.skip_ids=[...], or loader.backend=torch, which reads by __getitem__."
         )
-    if section.num_workers == 0 and asks_for_timeout(asked, choices):
-        unused = f"loader.timeout_s={asked.timeout_s} is not used"
-        workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
-        way_out = workers if asked.backend is Backend.inline else "loader.num_workers=1"
-        yield f"{unused}: {section.backend} has no worker to wait for. Set {way_out}."
+    if asked.device_prefetch and on_gpu and section.device_prefetch == 0:
+        other = "loader.backend=inline, which reads by fetch" if data.has_fetch else "give the dataset fetch"
+        yield (
+            f"loader.device_prefetch={asked.device_prefetch} is not used: samples are built one by one in the training "
+            f"process. Set loader.num_workers=1, or {other}."
+        )
     beyond = [index for index in asked.skip_ids if not 0 <= index < data.num_train]
     if beyond:
         ids = ",".join(map(str, beyond[:_LISTED]))

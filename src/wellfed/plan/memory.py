@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
 from wellfed.observe.machine_facts import MachineFacts
-from wellfed.plan.budget import misfit
 from wellfed.plan.micro_batch import in_parts, rule_of_thumb
 from wellfed.plan.run_plan import (
     DataFacts,
@@ -15,7 +14,6 @@ from wellfed.plan.run_plan import (
     DevicePlan,
     MemorySection,
     ModelFacts,
-    RunPlan,
     by_rule,
     unless_set,
 )
@@ -127,37 +125,6 @@ def _batches_of_one(config: RunConfig, num_samples: int) -> Iterator[str]:
         yield f"{problem}: {fails} Set workload.drop_last=true."
 
 
-def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
-    """Returns the bytes on the device by purpose, without activations."""
-    halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16
-    averages = {"weight average": model.average_bytes // halves} if model.average_bytes else {}
-    return {
-        "parameters": model.parameter_bytes // halves,
-        "gradients": model.trainable_bytes // halves,
-        "optimizer state": model.optimizer_state_bytes // halves,
-        "feature table": data.feature_bytes if plan.memory.features == "cache" else 0,
-        **averages,
-    }
-
-
-def parts_fault(parts: Mapping[str, int], plan: RunPlan, *, fits_host: bool) -> Fault | None:
-    """Returns a fault if the known bytes alone exceed the budget.
-
-    Args:
-        fits_host: whether host memory holds the feature table.
-    """
-    budget_gib, needed, table = plan.device.memory_gib, sum(parts.values()), parts["feature table"]
-    if budget_gib is None or gib(needed) <= budget_gib:
-        return None
-    typed = [f"memory.features={'cache_host' if fits_host else 'dynamic'}"] if table else []
-    if gib(needed - table) > budget_gib and plan.device.precision != "bf16-true":
-        typed.append("gpu.precision=bf16-true")
-        table += (needed - table) // 2
-    is_enough = typed and gib(needed - table) <= budget_gib
-    ways_out = [f"set {' '.join(typed)}"] if is_enough else ["take a larger card", "a smaller workload.model"]
-    return misfit(budget_gib, f"before any activation there is need of {show_bytes(needed)}", parts, ways_out)
-
-
 def fits_host(config: RunConfig, facts: MachineFacts, data: DataFacts) -> bool:
     """Returns whether the host's free memory holds a feature table for each device: every process fills its own."""
     return gib(data.feature_bytes) <= CACHE_SHARE * facts.ram_available_gib / config.trainer.devices
@@ -185,25 +152,31 @@ def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
 
 
 def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
-    asked, why = config.memory.on_oom, None
-    if model.has_batch_norm:
-        why = "BatchNorm's statistics belong to the whole batch, which is never split"
-    elif model.whole_steps:
-        why = _why_whole(config, model) or None
-        if config.trainer.world_size > 1:
-            why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"
-        if asked is OnOom.retry and why is None:
-            because = "memory.on_oom=retry: goes on from the last checkpoint with half the batch, twice as often"
-            return Decided("retry", because, "set")
-    elif strategy == "fsdp":
-        why = "a rank that fails within a sharded model's passes leaves the others waiting"
-    elif strategy == "ddp" and model.has_sparse_gradients:
-        why = "sparse gradients are summed by DDP itself, during the backward pass"
-    if asked is OnOom.retry and strategy == "ddp" and why is None:
-        because = "memory.on_oom=retry: gradients are summed after the backward pass; fail has DDP sum them during it"
-        return Decided("retry", because, "set")
-    if asked is OnOom.fail or why is None:
-        return Decided(asked.value, f"memory.on_oom={asked.value}", "set")
+    asked, is_guest = config.memory.on_oom, model.whole_steps
+    rules = (
+        (model.has_batch_norm, "BatchNorm's statistics belong to the whole batch, which is never split"),
+        (
+            is_guest and config.trainer.world_size > 1,
+            "a LightningModule's step can't be done again, and other ranks wait for one that starts anew",
+        ),
+        (is_guest, _why_whole(config, model)),
+        (
+            not is_guest and strategy == "fsdp",
+            "a rank that fails within a sharded model's passes leaves the others waiting",
+        ),
+        (
+            not is_guest and strategy == "ddp" and model.has_sparse_gradients,
+            "sparse gradients are summed by DDP itself, during the backward pass",
+        ),
+    )
+    why = next((reason for holds, reason in rules if holds and reason), "")
+    if asked is OnOom.fail or not why:
+        more = ""
+        if asked is OnOom.retry and is_guest:
+            more = ": goes on from the last checkpoint with half the batch, twice as often"
+        elif asked is OnOom.retry and strategy == "ddp":
+            more = ": gradients are summed after the backward pass; fail has DDP sum them during it"
+        return Decided(asked.value, f"memory.on_oom={asked.value}{more}", "set")
     return by_rule("fail", f"{why}: no retry inside a step")
 
 

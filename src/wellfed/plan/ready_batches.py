@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from wellfed.errors import Fault
 from wellfed.units import GIB, show_bytes
 
 NEAR_FRAC = 0.8
@@ -11,10 +12,9 @@ NEAR_FRAC = 0.8
 
 
 @dataclass(frozen=True)
-class ReadyBatches:
-    """Batches that workers hold ready, and the memory for them."""
+class Room:
+    """Memory for the batches that workers hold ready."""
 
-    num_workers: int
     prefetch_factor: int
     devices: int
     batch_bytes: int
@@ -23,39 +23,31 @@ class ReadyBatches:
     where: str
     free_bytes: float
 
-    @property
-    def needed_bytes(self) -> int:
-        """Maximum bytes of batches ready at one time, over all devices."""
-        return min(self.num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
+    def needed_bytes(self, num_workers: int) -> int:
+        """Returns the maximum bytes of batches ready at one time, over all devices."""
+        return min(num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the batches don't fit."""
-        return self.needed_bytes > self.free_bytes
+    def most_workers(self, num_workers: int) -> int:
+        """Returns the maximum number of workers that leave memory for other programs; 0 if even one is too many."""
+        counts = range(num_workers, 0, -1)
+        return next((count for count in counts if self.needed_bytes(count) <= NEAR_FRAC * self.free_bytes), 0)
 
-    @property
-    def most_workers(self) -> int:
-        """Maximum number of workers that leave memory for other programs; 0 if even one is too many."""
-        limit_bytes = NEAR_FRAC * self.free_bytes
-        fewer = (replace(self, num_workers=count) for count in range(self.num_workers, 0, -1))
-        return next((each.num_workers for each in fewer if each.needed_bytes <= limit_bytes), 0)
-
-    def describe(self) -> str:
-        """Returns needed and free bytes for a message."""
+    def fault(self, num_workers: int) -> Fault | None:
+        """Returns the fault of workers whose batches don't fit."""
+        needed = self.needed_bytes(num_workers)
+        if needed <= self.free_bytes:
+            return None
         workers = "worker processes" if self.has_processes else "threads"
-        factors = [f"{self.num_workers} {workers}", f"{self.prefetch_factor} batches each"]
-        if self.num_workers * self.prefetch_factor > self.num_batches:
+        factors = [f"{num_workers} {workers}", f"{self.prefetch_factor} batches each"]
+        if num_workers * self.prefetch_factor > self.num_batches:
             factors = [f"{self.num_batches} batches (a whole epoch)"]
         factors.append(show_bytes(self.batch_bytes))
         if self.devices > 1:
             factors.append(f"{self.devices} devices")
-        needed, free = show_bytes(self.needed_bytes), show_bytes(self.free_bytes)
-        return f"{' x '.join(factors)} = {needed}, and {self.where} has {free} free"
-
-    @property
-    def way_out(self) -> str:
-        """An override that needs less, and how to get more of /dev/shm."""
-        fewer = f"loader.num_workers={self.most_workers}" if self.most_workers else "loader=baseline"
-        if self.where != "/dev/shm":
-            return f"Set {fewer}."
-        return f"Set {fewer}, or start a container with --shm-size={max(1, -(-2 * self.needed_bytes // GIB))}g."
+        free = f"{self.where} has {show_bytes(self.free_bytes)} free"
+        problem = f"the batches kept ready don't fit: {' x '.join(factors)} = {show_bytes(needed)}, and {free}."
+        most = self.most_workers(num_workers)
+        way_out = f"Set loader.num_workers={most}" if most else "Set loader=baseline"
+        if self.where == "/dev/shm":
+            way_out += f", or start a container with --shm-size={max(1, -(-2 * needed // GIB))}g"
+        return Fault(f"loader.num_workers={num_workers}", problem, f"{way_out}.")

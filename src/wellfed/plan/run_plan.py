@@ -92,8 +92,6 @@ class DeviceSection(Section):
     enforce: bool
     name: str
     """Name of the card or CPU."""
-    workspaces: int
-    """Bytes of device memory used by libraries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +172,7 @@ class RunPlan(DevicePlan):
     parts: Mapping[str, int] = field(default_factory=dict)
     """Bytes of device memory by purpose: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
-    """GiB that the allocator reserves on each device; None without an estimate."""
+    """GiB of tensors on each device; None without an estimate."""
     peak_moment: str | None = None
     misfit: Fault | None = None
     """Why the plan exceeds its budget, and what would fit."""
@@ -219,8 +217,6 @@ class DryPlan:
     """The plan of a run that does not start, by prediction alone."""
 
     plan: RunPlan
-    by_devices: tuple[RunPlan, ...]
-    """Plans for each number of GPUs up to the configured one; empty for one device."""
     imagined: str | None
     """Note about cards that this machine lacks."""
     workload: str
@@ -248,17 +244,6 @@ class DryPlan:
             "plan": plan.to_dict(),
             "findings": [] if plan.misfit is None else [finding],
             "warnings": list(plan.warnings),
-            "by_devices": [
-                {
-                    "devices": each.trainer.devices,
-                    "num_nodes": each.trainer.num_nodes,
-                    "micro_batch": each.memory.micro_batch,
-                    "accumulate": each.memory.accumulate,
-                    "predicted_peak_gib": each.predicted_peak_gib,
-                    "fits": each.fits,
-                }
-                for each in self.by_devices
-            ],
         }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -179,10 +178,4 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
         facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
     planner = Planner.start(composed, facts)
     estimate = planner.estimate(planner.rough())
-    by_devices: list[RunPlan] = []
-    for devices in range(1, config.trainer.devices + 1) if config.trainer.devices > 1 else ():
-        fewer = replace(config, trainer=replace(config.trainer, devices=devices))
-        with suppress(ConfigError):
-            on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
-            by_devices.append(on_fewer.estimated(estimate))
-    return DryPlan(planner.estimated(estimate), tuple(by_devices), imagined, config.workload.name)
+    return DryPlan(planner.estimated(estimate), imagined, config.workload.name)

@@ -32,7 +32,7 @@ def test_a_card_that_is_not_there_is_planned_for(eight_gb):
     assert knobs["memory.features"] == {**knobs["memory.features"], "value": "cache", "source": "set"}
     assert all(entry["because"] for entry in knobs.values())
     assert eight_gb["parts"]["feature table"] > 0
-    assert sum(eight_gb["parts"].values()) < eight_gb["predicted_peak_gib"] * 2**30
+    assert sum(eight_gb["parts"].values()) == pytest.approx(eight_gb["predicted_peak_gib"] * 2**30)
 
 
 @pytest.mark.slow
@@ -40,14 +40,6 @@ def test_a_larger_card_has_the_larger_budget(eight_gb):
     found = plan_without_running(compose([*SMALL, "gpu=24gb", "memory=cache", "workload=recsys"])).to_dict()
     assert found["budget_gib"] == 21.6
     assert found["parts"] == eight_gb["parts"], "the same step needs the same"
-
-
-def test_each_number_of_gpus_has_its_row():
-    found = plan_without_running(compose([*SMALL, "gpu=24gb", "trainer.devices=8"])).to_dict()
-    rows = found["by_devices"]
-    assert [row["devices"] for row in rows] == list(range(1, 9))
-    assert [row["micro_batch"] * row["accumulate"] for row in rows] == [-(-2048 // number) for number in range(1, 9)]
-    assert rows[-1]["predicted_peak_gib"] == found["predicted_peak_gib"]
 
 
 @pytest.mark.slow

@@ -88,28 +88,3 @@ def test_the_copy_has_the_types_of_the_precision_and_its_ties():
     assert {parameter.dtype for parameter in copied.parameters()} == {torch.bfloat16}
     assert [each.requires_grad for each in copied.parameters()] == [each.requires_grad for each in model.parameters()]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_the_copy_has_the_memory_format_of_training(precision):
-    seen = []
-
-    class Images(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def loss(self, batch):
-            result = self.conv(batch["x"])
-            seen.append(
-                all(each.is_contiguous(memory_format=torch.channels_last) for each in (self.conv.weight, result))
-            )
-            return LossOutput(result.square().mean())
-
-    model, sample = Images(), {"x": torch.zeros(2, 3, 8, 8)}
-    measure(model, task(sample, precision=precision, channels_last=True), 4)
-    assert set(seen) == {True}
-    assert model.conv.weight.is_contiguous()
-    seen.clear()
-    measure(model, task(sample, precision=precision), 4)
-    assert set(seen) == {False}

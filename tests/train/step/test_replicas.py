@@ -1,5 +1,6 @@
 """A rank that runs out of memory ends, and a sharded model learns what a whole one does."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 

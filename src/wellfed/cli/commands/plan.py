@@ -19,11 +19,10 @@ from wellfed.config.files.option_file import Value
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
-from wellfed.explain.report.run_lines import show_value
 from wellfed.explain.report.text_table import TextColumn, TextTable, print_text
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
-from wellfed.plan.run_plan import DryPlan, RunPlan, left_to_loader
+from wellfed.plan.run_plan import DryPlan, left_to_loader
 from wellfed.process import without_collections
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
@@ -79,28 +78,12 @@ def show(found: DryPlan, stream: IO[str]) -> None:
         title = f"Memory at its peak ({plan.peak_moment}), predicted"
         memory = TextTable("part", TextColumn("bytes", is_number=True), title=title)
         total = plan.predicted_peak_gib * 2**30
-        rows: dict[str, float] = {**plan.parts, "cuBLAS's workspaces": plan.device.workspaces, "total": total}
+        rows: dict[str, float] = {**plan.parts, "total": total}
         for name, size in rows.items():
             memory.add_row(name, show_bytes(size))
         console.print("", memory)
-    if found.by_devices:
-        console.print("", _by_devices(found.by_devices))
     for warning in plan.warnings:
         print_text(console, f"Warning: {warning}")
-
-
-def _by_devices(plans: Sequence[RunPlan]) -> TextTable:
-    nodes = max((plan.trainer.num_nodes for plan in plans), default=1)
-    on_each = "" if nodes == 1 else f" on each of {nodes} nodes"
-    names = ("devices", "micro-batch", "accumulate", "features", "peak", "fits")
-    title = f"By number of devices{on_each}, predicted for each"
-    table = TextTable(*(TextColumn(name, is_number=True) for name in names), title=title)
-    for plan in plans:
-        peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
-        cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
-        does_fit = {None: "", True: "yes", False: "no"}[plan.fits]
-        table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, does_fit)
-    return table
 
 
 def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Path:

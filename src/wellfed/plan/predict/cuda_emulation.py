@@ -72,12 +72,12 @@ def _attention(
     return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *more, **named)
 
 
-def _cross_entropy(input: Tensor, target: Tensor, *more: Any, **named: Any) -> Tensor:
+def _cross_entropy(input: Tensor, target: Tensor, **named: Any) -> Tensor:
     """Keeps log-probabilities in the input's type and once more in float32, as on CUDA."""
-    smoothing = named.pop("label_smoothing", 0.0)
-    if more or smoothing or target.is_floating_point():
-        return functional.cross_entropy(input, target, *more, label_smoothing=smoothing, **named)
+    if named.get("label_smoothing") or target.is_floating_point():
+        return functional.cross_entropy(input, target, **named)
     with torch.autocast("cpu", enabled=False):
+        named.pop("label_smoothing", None)
         return functional.nll_loss(functional.log_softmax(input, 1).float(), target, **named)
 
 

@@ -73,8 +73,6 @@ class StepShape:
     batches_ahead: int = 0
     """Batches of that size already on the device (``loader.device_prefetch``)."""
     world_size: int = 1
-    workspaces: int = 0
-    """Bytes of the allocator's memory used by libraries."""
     is_sharded: bool = False
     """Whether FSDP divides parameters, gradients and state by ``world_size``. Otherwise DDP's buckets hold the
     gradients once more."""
@@ -91,19 +89,12 @@ class Prediction:
     moment: Moment
     parts: Mapping[str, int]
     """Bytes at the peak by purpose, including entries of 0."""
-    workspaces: int = 0
-    """Bytes that libraries allocate for themselves (see `StepShape`)."""
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors at the peak."""
+        """Bytes of all tensors at the peak. What the allocator and libraries add is left to the share of the budget
+        that is not planned with."""
         return sum(self.parts.values())
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of tensors and libraries. What the allocator adds is left to the share of the budget that is not
-        planned with."""
-        return self.tensor_bytes + self.workspaces
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
@@ -148,14 +139,14 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         ("filling the feature table", {**filling, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))
-    return Prediction(moment, parts, step.workspaces)
+    return Prediction(moment, parts)
 
 
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
     """Returns the largest micro-batch up to ``step.samples`` that fits ``budget_bytes``; 0 if none does."""
 
     def fits(size: int) -> bool:
-        return predicted_peak(footprint, size, step).reserved_bytes <= budget_bytes
+        return predicted_peak(footprint, size, step).tensor_bytes <= budget_bytes
 
     # The whole step first: its gradients do not all exist at the peak of the activations, so it may need less than two
     # micro-batches.

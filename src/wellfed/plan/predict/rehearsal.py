@@ -51,7 +51,6 @@ class Task:
     """Preparation by a copy of the data set, since it may keep fake tensors."""
     precision: str = "32-true"
     checkpointed: bool = False
-    channels_last: bool = False
     features: Features | None = None
     """Features of the data; the model's own come from the model."""
     feature_mode: FeatureModeName | None = None
@@ -107,7 +106,7 @@ class Rehearsal:
         self._live = MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         with FakeCopyMode(fake):
-            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype, task.channels_last))
+            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
@@ -231,14 +230,11 @@ class Rehearsal:
         return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
 
 
-def _converted(model: nn.Module, dtype: torch.dtype | None, channels_last: bool) -> dict[int, Tensor]:
-    """Returns copies in another type or memory format, by the original's id; ``to`` can't exchange fake parameters."""
+def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
+    """Returns copies in another type, by the original's id; ``to`` can't exchange fake parameters."""
     made: dict[int, Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        is_image = channels_last and tensor.dim() == 4
-        to_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        if is_image or to_dtype != tensor.dtype:
-            memory_format = torch.channels_last if is_image else torch.preserve_format
-            other = tensor.detach().to(to_dtype, copy=True, memory_format=memory_format)
+        if dtype is not None and tensor.is_floating_point():
+            other = tensor.detach().to(dtype, copy=True)
             made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
     return made

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,25 +25,6 @@ from wellfed.train.memory import oom
 NO_LIMIT = 2**30
 
 
-class Meter(ABC):
-    """A reader of the peak memory of steps on one kind of device. The defaults fit a device without a queue."""
-
-    @abstractmethod
-    def peak(self, step: Callable[[], Any]) -> Peak:
-        """Returns the peak of one call of ``step``. Nothing else may run on the device."""
-
-    def wait(self) -> None:  # noqa: B027
-        """Blocks until the device has finished its queue."""
-
-    def free(self) -> None:
-        """Frees memory without references."""
-        gc.collect()
-
-    def available_bytes(self) -> int | None:
-        """Returns the device bytes available to this process in all; None if unknown."""
-        return None
-
-
 def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int | None:
     """Runs a step; returns the value of ``read`` when its optimizer began, or None without one."""
     found: list[int] = []
@@ -56,8 +36,36 @@ def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int |
     return found[0] if found else None
 
 
-class CudaMeter(Meter):
-    """Reads the counters of torch's caching allocator."""
+class TensorMeter:
+    """Counts the bytes of all live tensors; on a CPU, these are the requests to a card's allocator."""
+
+    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
+        """``resident`` returns the tensors between steps: weights, optimizer state, tables, the batch."""
+        self._resident = resident
+
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """Returns the peak of one call of ``step``, which is slow, since every operator is watched."""
+        live = MemoryTracker(BLOCK_BYTES)
+        live.note(self._resident(), "resident")
+        with live:
+            before = _before_optimizer(step, lambda: sum(live.peak.values()))
+        total = sum(live.peak.values())
+        return Peak(total if before is None else before, total)
+
+    def wait(self) -> None:
+        """Blocks until the device has finished its queue; a CPU has none."""
+
+    def free(self) -> None:
+        """Frees memory without references."""
+        gc.collect()
+
+    def available_bytes(self) -> int | None:
+        """Returns the device bytes available to this process in all; None if unknown."""
+        return None
+
+
+class CudaMeter:
+    """Reads the counters of torch's caching allocator. Nothing else may run on the device meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,12 +82,12 @@ class CudaMeter(Meter):
         return Peak((total if before is None else before) + waste, total + waste)
 
     def wait(self) -> None:
-        """Synchronises."""
+        """Blocks until the device has finished its queue."""
         torch.cuda.synchronize(self._device)
 
     def free(self) -> None:
         """Returns cached segments to the driver too, so that the next probe starts at zero."""
-        super().free()
+        gc.collect()
         torch.cuda.empty_cache()
 
     def available_bytes(self) -> int | None:
@@ -87,21 +95,8 @@ class CudaMeter(Meter):
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 
 
-class TensorMeter(Meter):
-    """Counts the bytes of all live tensors; on a CPU, these are the requests to a card's allocator."""
-
-    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
-        """``resident`` returns the tensors between steps: weights, optimizer state, tables, the batch."""
-        self._resident = resident
-
-    def peak(self, step: Callable[[], Any]) -> Peak:
-        """Returns the peak of a step. This step is slow, since every operator is watched."""
-        live = MemoryTracker(BLOCK_BYTES)
-        live.note(self._resident(), "resident")
-        with live:
-            before = _before_optimizer(step, lambda: sum(live.peak.values()))
-        total = sum(live.peak.values())
-        return Peak(total if before is None else before, total)
+Meter = TensorMeter | CudaMeter
+"""Reader of the peak memory of steps on one kind of device."""
 
 
 @dataclass(frozen=True)

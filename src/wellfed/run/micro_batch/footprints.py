@@ -94,7 +94,6 @@ class Footprints:
             prepare=Preparation(train, self._config.seed, self._parts.model),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
-            channels_last=self._config.gpu.channels_last,
             features=None if self._parts.data.features is None else self._parts.features,
             feature_mode=features,  # type: ignore[arg-type]
         )
