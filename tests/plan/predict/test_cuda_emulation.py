@@ -51,13 +51,27 @@ def test_attention_inside_the_layer_has_none_either():
     assert first.equal(second)
 
 
-@pytest.mark.parametrize("norm", [nn.LayerNorm(16), nn.GroupNorm(2, 8), nn.RMSNorm(16)])
-def test_norms_run_in_float32_under_autocast(norm):
+IN_FLOAT32 = [
+    nn.LayerNorm(16, dtype=LOW),
+    nn.GroupNorm(2, 8, dtype=LOW),
+    nn.RMSNorm(16, dtype=LOW),
+    lambda x: torch.pow(x, 3.0),  # GPT-2's activation
+    lambda x: x**2,
+    lambda x: x.softmax(-1),
+    lambda x: functional.log_softmax(x, -1),
+]
+
+
+@pytest.mark.parametrize("run", IN_FLOAT32)
+def test_what_runs_in_float32_under_autocast(run):
     x = X.to(LOW)
-    with torch.autocast("cpu", LOW), AsOnCuda():
-        assert norm(x).dtype == torch.float32
+    with torch.autocast("cpu", LOW):
+        assert run(x).dtype == LOW
+        with AsOnCuda():
+            assert run(x).dtype == torch.float32
+            assert functional.relu(x).dtype == LOW
     with AsOnCuda():
-        assert norm.to(LOW)(x).dtype == LOW
+        assert run(x).dtype == LOW
 
 
 def test_an_rnn_runs_in_the_lower_type():

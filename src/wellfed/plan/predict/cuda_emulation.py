@@ -16,12 +16,17 @@ from torch.overrides import TorchFunctionMode
 
 from wellfed.plan.predict import rnn_reserve
 
-FLOAT32 = (functional.layer_norm, functional.group_norm, functional.rms_norm)
-"""Functions that CUDA's autocast runs in float32, and the CPU's in the lower type."""
+_OPERATORS = ("pow", "exp", "log", "rsqrt", "reciprocal", "softmax", "log_softmax", "cumsum")
+FLOAT32 = {
+    *(getattr(owner, name) for owner in (torch, Tensor) for name in _OPERATORS),
+    *(functional.layer_norm, functional.group_norm, functional.rms_norm),
+    *(functional.softmax, functional.log_softmax, functional.softplus, Tensor.__pow__),
+}
+"""Functions that CUDA's autocast runs in float32, and the CPU's in the lower type. Those whose results are large."""
 
 
 class AsOnCuda(TorchFunctionMode):
-    """Emulates CUDA's dropout masks, fused attention, norms and cross entropy under autocast, and cuDNN's RNNs.
+    """Emulates CUDA's dropout masks, fused attention, types under autocast, and cuDNN's RNNs.
 
     Run the backward pass by `backward`.
     """
@@ -44,6 +49,7 @@ class AsOnCuda(TorchFunctionMode):
             return rnn_reserve.run(func, *_cast(args, lower))
         if has_autocast and func in FLOAT32:
             with torch.autocast("cpu", enabled=False):
+                named = {name: _cast(value, torch.float32) for name, value in named.items()}
                 return func(*_cast(args, torch.float32), **named)
         if has_autocast and func is functional.cross_entropy:
             return _cross_entropy(*args, **named)
@@ -82,7 +88,8 @@ def _cross_entropy(input: Tensor, target: Tensor, **named: Any) -> Tensor:
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    """Casts float tensors in nested arguments; None = leaves them."""
+    """Casts float tensors in nested arguments, except float64; None = leaves them."""
     if isinstance(value, Tensor):
-        return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+        is_eligible = dtype is not None and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if is_eligible else value
     return type(value)(_cast(item, dtype) for item in value) if isinstance(value, (tuple, list)) else value
