@@ -131,7 +131,6 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
     for rank in two["ranks"]:
         assert rank["wait_frac"] + rank["compute_frac"] + rank["host_frac"] == pytest.approx(1)
         assert rank["peak_gib"] > 0
-    assert rank["step_ms_mean"] == pytest.approx(two["time"]["step_ms_mean"], rel=0.2)  # they step together
     assert "Ranks side by side" in (folder / "report.html").read_text()
     assert "2 ranks wait for data between" in (folder / "report.md").read_text()
 

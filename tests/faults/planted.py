@@ -154,20 +154,20 @@ class Watch(Callback):
     is_over = False
 
     def __init__(self) -> None:
-        self._epochs, self._has_stepped = 0, False
+        self._epochs = 0
 
-    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
+    def begin(self, whole: nn.Module) -> None:
         Watch.step, Watch.is_over = 1, False
         planted("fit")
 
-    def load_from(self, checkpoint: Any) -> None:
+    def load_from(self, checkpoint: Any, name: str) -> None:
         Watch.step, self._epochs = checkpoint["global_step"] + 1, checkpoint["epoch"]
 
     def stepped(self, step: int) -> None:
-        Watch.step, self._has_stepped = step + 1, True
+        Watch.step = step + 1
         planted("step", step)
 
-    def epoch_ended(self, metrics: Any) -> None:
+    def looked(self, metrics: Any) -> None:
         self._epochs += 1
         planted("epoch", self._epochs)
 
@@ -179,9 +179,8 @@ class Watch(Callback):
     def end(self) -> None:
         Watch.step, Watch.is_over = 0, True
 
-    def save_to(self, checkpoint: dict[str, Any]) -> None:
-        if self._has_stepped:  # not before training, when the state is checked
-            planted("save")
+    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
+        planted("save")
 
 
 class GuestWatch(pl.Callback):

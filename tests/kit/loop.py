@@ -14,7 +14,7 @@ from wellfed.train.loop.callbacks import Callback
 from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Limits, Training
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.scheduling import Schedule
@@ -39,18 +39,19 @@ def model(
 ) -> PlacedModel:
     """A seeded model over `tiny.TinyData`."""
     torch.manual_seed(3)
-    setup = PlainSetup(
+    return PlacedModel(
+        model or tiny.TinyModel(dropout, fail),
+        Place(PlaceOptions()),
+        StepOptions(**{"seed": 1, "on_oom": "retry", **step}),
         train_data=tiny.TinyData(),
         evaluation=evaluation,
         eval_data={"val": tiny.TinyData(), "test": tiny.TinyData()},
         micro=MicroBatches(micro),
-        options=StepOptions(**{"seed": 1, "on_oom": "retry", **step}),
         make_optimizer=lambda model: optimizer(model.parameters(), lr=lr),  # type: ignore[call-arg]
         lr_factor=Schedule("cosine", 3, 0.1, 20),
         scheduling=scheduling,
         on_event=on_event or (lambda kind, **facts: None),
     )
-    return PlacedModel(model or tiny.TinyModel(dropout, fail), setup, Place(PlaceOptions()))
 
 
 def training(placed: PlacedModel, batches: Any = None, *, gradient_clip: float | None = None, **more: Any) -> Training:

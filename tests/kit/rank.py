@@ -17,7 +17,7 @@ from tests.kit import loop, tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.train_step import StepOptions
 
@@ -134,22 +134,23 @@ def main(settings: dict[str, Any]) -> None:
     events: list[Any] = []
     data = (Few if is_masked else tiny.TinyData)(settings.get("samples", 70))
     rates = {"lr": settings.get("lr", 0.05)}
-    setup = PlainSetup(
-        train_data=data,
-        eval_data={"val": data, "test": data},
-        micro=MicroBatches(settings["micro"]),
-        options=StepOptions(
+    where = {name: settings[name] for name in loop.PLACE if name in settings}
+    placed = PlacedModel(
+        model,
+        Place(PlaceOptions(**where)),
+        StepOptions(
             gradient_clip=settings.get("gradient_clip"),
             seed=1,
             on_oom="retry" if settings.get("retry", True) else "fail",
             may_adapt=settings.get("may_adapt", True),
         ),
+        train_data=data,
+        eval_data={"val": data, "test": data},
+        micro=MicroBatches(settings["micro"]),
         make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
         lr_factor=lambda step: 1.0,
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
-    where = {name: settings[name] for name in loop.PLACE if name in settings}
-    placed = PlacedModel(model, setup, Place(PlaceOptions(**where)))
     Momentum.lack = lack
     limits = {name: settings[name] for name in loop.LIMITS if name in settings}
     batches = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)

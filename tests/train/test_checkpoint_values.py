@@ -187,3 +187,18 @@ def test_a_plain_models_own_state_comes_back_or_is_refused_before_the_first_step
     found = fit(None, 4, tmp_path / "last.ckpt").extra
     assert found[0].tolist() == [0, 1, 2]
     assert type(found[1]) is (Thing if trusted else deque)
+
+
+class Late(WithState):
+    """A plain model whose state is no plain value from its first step on."""
+
+    def loss(self, batch: Any) -> Any:
+        self.extra = Thing()
+        return super().loss(batch)
+
+
+def test_a_state_that_comes_with_the_first_step_is_refused_after_it(tmp_path: Path) -> None:
+    model = Late(None)
+    with pytest.raises(ConfigError, match="_extra_state.own"):
+        loop.fit(loop.model(model=model), checkpoints=loop.checkpoints(tmp_path), max_steps=5)
+    assert model.calls == 1

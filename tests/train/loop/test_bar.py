@@ -69,17 +69,10 @@ def test_at_80_columns_bar_count_and_eta_stay_and_figures_are_below(latest: Mapp
     assert "GPU 3 %  wait 84 %  mem 0.50 of 21.6 GiB  69 W" in lines
 
 
-def test_at_30_columns_count_and_eta_stay() -> None:
-    lines = lines_of(draw(width=30))
-    assert max(map(len, lines)) <= 30
-    assert any(re.fullmatch(r"20/20 0:00:0\d ETA 0:00:00", line) for line in lines)
-    assert "GPU 3 %  wait 84 %" in lines
-
-
 def test_a_terminal_without_utf_8_gets_an_ascii_bar() -> None:
     drawn = draw(encoding="ascii")
     assert drawn.isascii()
-    assert "#" * 24 in drawn
+    assert "-" * 24 in drawn
 
 
 def test_without_colours_the_bar_grows() -> None:
@@ -88,7 +81,7 @@ def test_without_colours_the_bar_grows() -> None:
 
 
 def test_a_run_of_unknown_length_shows_its_steps() -> None:
-    assert any(re.fullmatch(r"training  step 20 \d:\d\d:\d\d", line) for line in lines_of(draw(total=None)))
+    assert any(re.fullmatch(r"training +20/\? \d:\d\d:\d\d", line) for line in lines_of(draw(total=None)))
 
 
 def lines_in_a_file(step_s: float) -> list[str]:
@@ -106,7 +99,7 @@ def test_a_file_gets_one_line_a_minute() -> None:
     training = [line for line in lines if line.startswith("training: ")]
     assert 5 <= len(training) <= len(lines) <= 20
     form = (
-        r"training: step (?:[1-3] of 20|\d+ of 20, (\d+ min|[\d.]+ s|0 ms).* left), 1,234 windows/s, "
+        r"training: step \d+ of 20, (\d+ min|[\d.]+ s|0 ms).* left, 1,234 windows/s, "
         r"train/loss 0.25, val/loss 0.75, .*"
         r", GPU 3 %, wait 84 %, mem 0.50 of 21.6 GiB, 69 W"
     )
@@ -138,4 +131,4 @@ def test_steps_that_compile_do_not_count_in_the_time_left() -> None:
     bar.close()
     etas = [eta for eta in re.findall(r"ETA (\S+)", out.getvalue()) if not eta.startswith("-")]
     assert etas
-    assert {*etas} <= {"0:00:07", "0:00:08", "0:00:09"}, etas
+    assert {*etas} <= {"0:00:07", "0:00:08", "0:00:09", "0:00:10"}, etas

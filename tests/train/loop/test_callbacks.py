@@ -79,10 +79,12 @@ def test_validations_are_of_the_average_and_training_is_not(tmp_path: Path) -> N
     assert placed.evaluation.compute()["loss"] == figures.latest["val/loss"]
 
 
-def asked(stopping: EarlyStopping, *values: float, at_epoch_end: bool = True) -> list[str | None]:
-    stopping.begin(torch.nn.Module(), at_epoch_end=at_epoch_end)
-    ask = stopping.epoch_ended if at_epoch_end else stopping.validated
-    return [ask({"val/loss": value}) for value in values]
+def asked(stopping: EarlyStopping, *values: float) -> list[str | None]:
+    found = []
+    for value in values:
+        stopping.looked({"val/loss": value})
+        found.append(stopping.ended_by)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,18 @@ def test_a_training_ends_by_it_after_a_validation(tmp_path: Path) -> None:
     assert (trained.number, trained.epoch) == (6, 2)
     assert str(trained.ended_by).startswith("EarlyStopping: val/loss did not improve in the last 1 validations.")
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["early"]["waited"] == 1
+
+
+def test_a_training_that_ended_early_makes_no_further_step_when_resumed(tmp_path: Path) -> None:
+    def fit(patience: int, checkpoint: Path | None = None) -> Any:
+        more = {"validation": tiny.eval_loader(), "checkpoints": loop.checkpoints(tmp_path), "figures": loop.figures()}
+        stopping = EarlyStopping("val/loss", patience=patience, min_delta=99.0)
+        return loop.fit(loop.model(), callbacks={"early": stopping}, checkpoint=checkpoint, **more)
+
+    ended, last = fit(1), tmp_path / "last.ckpt"
+    again = fit(1, last)
+    assert (again.number, again.ended_by) == (ended.number, ended.ended_by) == (6, again.ended_by)
+    assert fit(2, last).number == 9, "with more patience it goes on"
 
 
 def test_a_figure_that_is_not_there_is_named() -> None:

@@ -232,7 +232,7 @@ def trained(
     retry = StepOptions(on_oom="retry")
     step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
-    evaluating = Evaluating(model, SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
+    evaluating = Evaluating(SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
     torch.manual_seed(5)
     seen: dict[int, list[int]] = {}
     figures: list[float] = []
@@ -250,7 +250,7 @@ def trained(
         seen.setdefault(delivery.epoch, []).extend(model.seen)
         model.seen.clear()
         if step.number in (6, 12):
-            figures += [evaluated(split, evaluating, data, table, device) for split in splits]
+            figures += [evaluated(split, model, evaluating, data, table, device) for split in splits]
     ahead.close()
     drawn = [
         torch.get_rng_state().tolist(),
@@ -268,8 +268,9 @@ def _epochs(loader: Any) -> Iterator[Delivery]:
         yield from loader
 
 
-def evaluated(split: str, evaluating: Evaluating, data: Data, table: FeatureTable, device: torch.device) -> float:
-    model: Any = evaluating.model
+def evaluated(
+    split: str, model: Any, evaluating: Evaluating, data: Data, table: FeatureTable, device: torch.device
+) -> float:
     model.eval()
     model.split = split
     evaluating.must_repeat = True

@@ -107,6 +107,24 @@ def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | No
     assert torch.equal(weights, resumed)
 
 
+def test_a_checkpoint_of_another_kind_of_schedule_is_refused(tmp_path: Path) -> None:
+    def halving(optimizer: Any) -> Any:
+        return lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    loop.fit(
+        loop.model(scheduling=Scheduling(plateau, "epoch", "val/loss")),
+        **{
+            "checkpoints": loop.checkpoints(tmp_path),
+            "max_steps": 2,
+            "figures": loop.figures(),
+            "validation": tiny.eval_loader(),
+        },
+    )
+    for scheduling, now in ((Scheduling(halving, "step", None), "StepLR"), (None, "workload.schedule.name")):
+        with pytest.raises(ConfigError, match=f"set by ReduceLROnPlateau until this checkpoint, and now by {now}"):
+            loop.fit(loop.model(scheduling=scheduling), checkpoint=tmp_path / "last.ckpt")
+
+
 def test_a_figure_that_nobody_logs_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         Exception, match=r"workload.schedule.monitor=val/x: no figure is called val/x. There are: .*val/loss"

@@ -10,7 +10,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.step_down import MicroBatches
@@ -51,16 +51,17 @@ class CountsRows(tiny.TinyModel):
 
 def flat_model(micro: int, data: Any = None, model: Any = None, accelerator: Any = "cpu") -> PlacedModel:
     torch.manual_seed(3)
-    setup = PlainSetup(
+    return PlacedModel(
+        (model or CountsRows)(),
+        Place(PlaceOptions(accelerator)),
+        StepOptions(seed=1, on_oom="retry"),
         train_data=data or Flat(),
         eval_data={"val": data or Flat(), "test": Flat()},
         micro=MicroBatches(micro),
-        options=StepOptions(seed=1, on_oom="retry"),
         make_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
         lr_factor=lambda step: 1.0,
         on_event=lambda kind, **facts: None,
     )
-    return PlacedModel((model or CountsRows)(), setup, Place(PlaceOptions(accelerator)))
 
 
 def test_a_layout_without_a_shared_first_dimension_is_trained_and_timed() -> None:

@@ -12,7 +12,7 @@ from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.placed_model import PlacedModel, PlainSetup
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
@@ -141,17 +141,18 @@ class WithTable(tiny.TinyData):
 def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **more: Any) -> PlacedModel:
     torch.manual_seed(3)
     rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
-    setup = PlainSetup(
+    return PlacedModel(
+        tiny.TinyModel(fail=fails),
+        Place(PlaceOptions()),
+        StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
         train_data=WithTable(),
         eval_data={"val": None, "test": None},
         features=Features(4, rows.nbytes, rows.__getitem__),
         micro=MicroBatches(micro),
-        options=StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
         lr_factor=lambda step: 1.0,
         on_event=events or (lambda kind, **facts: None),
     )
-    return PlacedModel(tiny.TinyModel(fail=fails), setup, Place(PlaceOptions()))
 
 
 def test_then_features_leave_the_device() -> None:

@@ -41,9 +41,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     if not objects.brings_step:
         try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
-    if not named:
-        return {}
-    if objects.guest is None:
+    if named and objects.guest is None:
         named = own_nodes(named) or named
     made = {}
     for name, node in named.items():
@@ -54,12 +52,10 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
             faults += error.faults
             continue
         except Exception as error:  # noqa: BLE001  of the user's constructor, or of Lightning
-            target = (config.callbacks or {})[name][TARGET]
-            problem = f"{target} refuses its arguments: {type_and_line(error)}."
+            problem = f"{(config.callbacks or {})[name][TARGET]} refuses its arguments: {type_and_line(error)}."
             faults.append(Fault(where, problem, f"Change {where}.*"))
             continue
-        wrong = _fault_of(callback, config.trainer.strategy.value)
-        if wrong is not None:
+        if (wrong := _fault_of(callback, config.trainer.strategy.value)) is not None:
             faults.append(Fault(where, *wrong))
         else:
             faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
@@ -78,27 +74,15 @@ def own_nodes(named: Mapping[str, Any]) -> dict[str, Any] | None:
     found = {}
     for name, node in named.items():
         package, _, kind = str(node.get(TARGET)).rpartition(".")
-        if _is_callback_of_ours(package, kind):
-            found[name] = node
-            continue
-        own = _OURS.get(kind) if package.startswith(_LIGHTNINGS) else None
-        arguments = {key for key in node if key != TARGET}
-        if own is None or not arguments <= inspect.signature(getattr(ours, own)).parameters.keys():
+        target = f"{ours.__name__}.{_OURS.get(kind)}" if package.startswith(_LIGHTNINGS) else f"{package}.{kind}"
+        own: Any = None
+        with suppress(Exception):  # building it reports what is wrong
+            own = getattr(import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
+        is_own = isinstance(own, type) and issubclass(own, ours.Callback)
+        if not is_own or not {*node} - {TARGET} <= inspect.signature(own).parameters.keys():
             return None
-        found[name] = {**node, TARGET: f"{ours.__name__}.{own}"}
+        found[name] = {**node, TARGET: target}
     return found
-
-
-def _is_callback_of_ours(package: str, kind: str) -> bool:
-    """Returns whether a class is one of our callbacks for plain models. Does not import Lightning."""
-    from wellfed.train.loop.callbacks import Callback
-
-    if package.startswith(_LIGHTNINGS):
-        return False
-    found: Any = None
-    with suppress(Exception):  # building it reports what is wrong
-        found = getattr(import_module(package), kind, None)
-    return isinstance(found, type) and issubclass(found, Callback)
 
 
 def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:

@@ -225,6 +225,10 @@ class RunPasses(ABC):
 
         return ask
 
+    def _note_pruned(self, reason: str | None) -> None:
+        self.is_pruned = True
+        self._books.journal.event("pruned", message=reason)
+
     def _latest_best_metric(self) -> float | None:
         return self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
 

@@ -185,8 +185,7 @@ class GuestPasses(RunPasses):
                 books.record.ended_by = saves.pruned or ended_by(self._limits, trainer)
                 self._validate_last_step(trainer)
         if saves.pruned is not None:
-            self.is_pruned = True
-            books.journal.event("pruned", message=saves.pruned)
+            self._note_pruned(saves.pruned)
 
     def _saved_place(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
         """Returns what a checkpoint has of the place in the training data; None for a file of Lightning's own."""

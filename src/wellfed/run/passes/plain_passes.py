@@ -28,7 +28,7 @@ from wellfed.run.passes.ceiling import Ceiling
 from wellfed.train.loop.callbacks import EarlyStopping
 from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place
-from wellfed.train.loop.placed_model import PlacedModel, PlainSetup, misfits
+from wellfed.train.loop.placed_model import PlacedModel, misfits
 from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.sanity import try_splits
 from wellfed.train.loop.training import Limits, Training, Watchers
@@ -67,23 +67,26 @@ class PlainPasses(RunPasses):
     def _placed_model(self) -> PlacedModel:
         config, objects, plan = self._config, self._objects, self._plan
         data, schedule, trainer = objects.data, config.workload.schedule, plan.trainer
-        setup = PlainSetup(
+        options = StepOptions(
+            gradient_clip=config.trainer.gradient_clip,
+            seed=config.seed,
+            feature_mode=plan.memory.features,
+            compile_mode=plan.device.compile,
+            on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
+            # With a sharded model every batch is a collective: ranks must do equally many.
+            halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and trainer.strategy != "fsdp",
+            may_adapt=self._may_adapt,
+            batches_ahead=plan.loader.device_prefetch,
+            on_nan=config.trainer.on_nan.value,
+            shares_evaluation=self._shares_evaluation,
+        )
+        return PlacedModel(
+            objects.model,
+            Place(self._place_options()),
+            options,
             train_data=data.train,
             eval_data={"val": data.val, "test": data.test},
             micro=MicroBatches(plan.memory.micro_batch),
-            options=StepOptions(
-                gradient_clip=config.trainer.gradient_clip,
-                seed=config.seed,
-                feature_mode=plan.memory.features,
-                compile_mode=plan.device.compile,
-                on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
-                # With a sharded model every batch is a collective: ranks must do equally many.
-                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and trainer.strategy != "fsdp",
-                may_adapt=self._may_adapt,
-                batches_ahead=plan.loader.device_prefetch,
-                on_nan=config.trainer.on_nan.value,
-                shares_evaluation=self._shares_evaluation,
-            ),
             make_optimizer=lambda model: make_optimizer(
                 config, plan, parameter_groups(model), sparse=objects.has_sparse_gradients
             ),
@@ -94,7 +97,6 @@ class PlainPasses(RunPasses):
             features=objects.features,
             on_event=self._books.journal.event,
         )
-        return PlacedModel(objects.model, setup, Place(self._place_options()))
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -110,18 +112,13 @@ class PlainPasses(RunPasses):
         ``pruner`` may end the training after any validation."""
         self._check_splits()
         books, clock, pruning = self._books, self._clock(), self._pruning(pruner)
-        watchers = self._watchers(on_start)
-        watchers.bar, watchers.trace = self._bar(console), self._trace(clock)
-        watchers.on_save = books.journal.flush
-        watchers.sanity = self._try_splits
-
-        def prune(step: int) -> str | None:
-            reason = self._model.place.broadcast(pruning(step))
-            if reason is not None:
-                self.is_pruned = True
-                books.journal.event("pruned", message=reason)
-            return reason
-
+        watchers = self._watchers(
+            on_start,
+            bar=self._bar(console),
+            trace=self._trace(clock),
+            on_save=books.journal.flush,
+            sanity=self._try_splits,
+        )
         with self._training(), self._open_split("val") as validation:
             training = self._train(
                 self._limits,
@@ -131,10 +128,12 @@ class PlainPasses(RunPasses):
                 watchers=watchers,
                 checkpoints=self._checkpoints,
                 validation=validation,
-                prune=prune,
+                prune=lambda step: self._model.place.broadcast(pruning(step)),
             )
         self.ranks.compare()
         books.record.ended_by = training.ended_by
+        if training.is_pruned:
+            self._note_pruned(training.ended_by)
 
     def measure(self, most_steps: int, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Trains to measure the rate, epoch after epoch, without validations and checkpoints. Call it after `warm_up`.
@@ -144,20 +143,23 @@ class PlainPasses(RunPasses):
             most_steps: maximum number of steps, without the warm-up.
         """
         warmup = WARMUP_STEPS + self._plan.loader.num_workers  # each worker has a batch ready
-        watchers = self._watchers(on_start)
-        if self._num_ranks == 1:  # several would have to agree
-            watchers.is_measured = IsMeasured(self._books.journal.summary, PRECISE)
-        limits = Limits(max_steps=warmup + most_steps)
+        is_alone = self._num_ranks == 1  # several would have to agree
+        watchers = self._watchers(
+            on_start, is_measured=IsMeasured(self._books.journal.summary, PRECISE) if is_alone else None
+        )
         with self._training(), self._model.unscheduled():
+            # Nothing is validated.
             callbacks = {
                 name: one for name, one in self._objects.callbacks.items() if not isinstance(one, EarlyStopping)
-            }  # nothing is validated
+            }
             more: dict[str, Any] = {"warmup_steps": warmup, "callbacks": callbacks}
-            self._train(limits, stop, None, clock=self._clock(), watchers=watchers, **more)
+            self._train(
+                Limits(max_steps=warmup + most_steps), stop, None, clock=self._clock(), watchers=watchers, **more
+            )
         self.ranks.compare()
 
-    def _watchers(self, on_start: Callable[[], None]) -> Watchers:
-        """Returns what a timed training has, too."""
+    def _watchers(self, on_start: Callable[[], None], **more: Any) -> Watchers:
+        """Returns what a timed training has, too, and more."""
         books = self._books
         return Watchers(
             take_rows=books.journal.steps,
@@ -167,13 +169,21 @@ class PlainPasses(RunPasses):
             on_first_batch=books.first_batch,
             on_batch=self.ranks.on_batch,
             on_step=self._stepped,
+            **more,
         )
 
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
-        of_run = {"callbacks": self._objects.callbacks, "steps_per_epoch": self.steps_per_epoch}
-        more = {"figures": self.figures, **of_run, **more}
+        more = {"callbacks": self._objects.callbacks, **more}
         with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
-            training = Training(self._model, own, limits, stop=stop, **more)
+            training = Training(
+                self._model,
+                own,
+                limits,
+                stop=stop,
+                figures=self.figures,
+                steps_per_epoch=self.steps_per_epoch,
+                **more,
+            )
             try:
                 training.fit(checkpoint)
             except NonFiniteLoss as error:

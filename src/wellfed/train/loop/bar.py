@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import rich.live
 from rich.console import Console, Group
 from rich.text import Text
 
-from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.units import show_duration, show_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
 
 REDRAW_S = 0.5
 """Seconds between two drawings of the bar, which take some milliseconds each."""
 LINE_S = 60.0
 """Seconds between two lines if there is no terminal for a bar."""
-_BAR_WIDTH = 24
-"""Columns of the bar; a terminal of 80 columns then has space for seven digits of steps, and for hours."""
-_LEAST_BAR = 5
-"""Columns of the shortest bar that is drawn."""
-_PHASE = 11
-"""Columns of the phase before the bar."""
 
 
 class Bar:
@@ -47,23 +43,30 @@ class Bar:
         """
         self._console, self._rate, self._live, self._clock = console, rate, live, clock
         self._latest, self._total = latest, total_steps
-        self._screen: rich.live.Live | None = None
+        self._screen: Live | None = None
+        self._progress: Progress
         self._look_at_s = self._began_s = 0.0
+        self._first = 0
         self._line_at_s = math.inf  # no line before training
-        self._warm_step = 0
-        """Last step of the warm-up, which compiles and loads kernels."""
-        self._warm_s = 0.0
-        """End of the warm-up. The time left is that of all later steps and validations."""
 
     def begin(self, step: int) -> None:
         """Opens the bar of a training that goes on after a step."""
-        self._began_s = self._warm_s = self._clock()
+        self._began_s, self._first = self._clock(), step
         self._line_at_s = self._began_s + LINE_S
-        self._warm_step = step + WARMUP_STEPS
-        if self._console.is_terminal and not self._console.quiet:
-            self._screen = rich.live.Live(console=self._console, auto_refresh=False, transient=True)
-            self._screen.start()
-            self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
+        if not self._console.is_terminal or self._console.quiet:
+            return
+        from rich import progress
+        from rich.live import Live
+
+        bar = [] if self._total is None else [progress.BarColumn(24)]
+        left = [] if self._total is None else ["ETA", progress.TimeRemainingColumn()]
+        done, spent = progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+        columns = ("{task.description:<10}", *bar, done, spent, *left)
+        self._progress = progress.Progress(*columns, console=self._console, get_time=self._clock)
+        self._progress.add_task("training", total=self._total, completed=step)
+        self._screen = Live(console=self._console, auto_refresh=False, transient=True)
+        self._screen.start()
+        self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
 
     def close(self) -> None:
         """Removes the bar."""
@@ -76,19 +79,18 @@ class Bar:
         now_s = self._clock()
         if now_s < self._look_at_s:
             return
-        width = self._console.width
         self._look_at_s = now_s + REDRAW_S
-        if step <= self._warm_step:
-            self._warm_s = now_s
         if self._screen is not None:
-            figures = _line([Text(one) for one in self._figures()], width)
-            self._screen.update(Group(self._bar(what, step, now_s), figures, _line(self._live(), width)), refresh=True)
+            self._progress.update(self._progress.task_ids[0], description=what, completed=step)
+            lines = [_line(parts, self._console.width) for parts in (map(Text, self._figures()), self._live())]
+            self._screen.update(Group(self._progress.get_renderable(), *lines), refresh=True)
         elif not (self._console.is_terminal or self._console.quiet) and now_s >= self._line_at_s:
             self._line_at_s = now_s + LINE_S
-            left_s = self._left_s(step, now_s)
-            left = [] if left_s is None else [f"{show_duration(left_s)} left"]
-            total = "" if self._total is None else f" of {self._total:,}"
-            parts = [f"{what}: step {step:,}{total}", *left, *self._figures(), *(part.plain for part in self._live())]
+            shown = f"{what}: step {step:,}"
+            if self._total is not None and step > self._first:
+                left_s = (now_s - self._began_s) / (step - self._first) * max(0, self._total - step)
+                shown += f" of {self._total:,}, {show_duration(left_s)} left"
+            parts = [shown, *self._figures(), *(part.plain for part in self._live())]
             self._console.print(", ".join(parts), soft_wrap=True)
 
     def _figures(self) -> list[str]:
@@ -98,33 +100,9 @@ class Bar:
         figures = [self._rate(), *(f"{name} {self._latest[name]:.4g}" for name in names[:4])]
         return [show_text(figure) for figure in figures if figure]
 
-    def _left_s(self, step: int, now_s: float) -> float | None:
-        """Returns the seconds left at the rate since the warm-up; None if unknown."""
-        if self._total is None or step <= self._warm_step:
-            return None
-        return (now_s - self._warm_s) / (step - self._warm_step) * max(0, self._total - step)
 
-    def _bar(self, what: str, step: int, now_s: float) -> Text:
-        """Returns phase, bar, count, time and time left; a narrow terminal drops the bar, then the phase."""
-        spent, left_s = timedelta(seconds=int(now_s - self._began_s)), self._left_s(step, now_s)
-        if self._total is None:
-            return _line([Text(what, "bold"), Text(f"step {step} {spent}")], self._console.width)
-        figures = f"{step}/{self._total} {spent} ETA {'-:--:--' if left_s is None else timedelta(seconds=int(left_s))}"
-        cells = min(_BAR_WIDTH, self._console.width - _PHASE - len(figures) - 1)
-        if cells < _LEAST_BAR:
-            return _line([Text(figures), Text(what)], self._console.width)
-        done = round(cells * min(1.0, step / max(1, self._total)))
-        full = "\u2501" if self._console.encoding.startswith("utf") else "#"
-        empty = " " if self._console.no_color or self._console.color_system is None else full
-        bar = [(full * done, "magenta"), (empty * (cells - done), "bright_black")]
-        return Text.assemble((what.ljust(_PHASE), "bold"), *bar, f" {figures}")
-
-
-def _line(parts: Sequence[Text], width: int) -> Text:
-    """Returns as many whole parts as a line of the terminal can hold, two blanks apart; the first in any case."""
-    line = Text(no_wrap=True, overflow="crop")
-    for part in parts:
-        if line and len(line) + 2 + len(part) > width:
-            break
-        line.append("  " if line else "").append_text(part)
+def _line(parts: Iterable[Text], width: int) -> Text:
+    """Returns the parts two blanks apart, cut at the width of the terminal."""
+    line = Text("  ", no_wrap=True, overflow="crop").join(parts)
+    line.truncate(width)
     return line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, Literal
 
@@ -19,12 +19,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 class Callback:
     """Base of the callbacks. `Training` calls the methods in the order in which they are here; each may do nothing."""
 
-    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
-        """Called before the first step, when the model is on its device. Its names are those of checkpoints.
+    ended_by: str | None = None
+    """Reason of an end of training, read after each `looked` and after a resume; None = it goes on."""
 
-        Args:
-            at_epoch_end: validations come at the ends of epochs, not after a number of steps.
-        """
+    def begin(self, whole: nn.Module) -> None:
+        """Called before the first step, when the model is on its device. Its names are those of checkpoints."""
 
     def stepped(self, step: int) -> None:
         """Called after each optimizer step."""
@@ -33,34 +32,21 @@ class Callback:
         """Returns metrics for a row of training."""
         return {}
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Surrounds a validation."""
-        yield
+        return nullcontext()
 
-    def validated(self, metrics: Mapping[str, float]) -> str | None:
-        """Called after a validation with the latest metrics; returns why training ends, or None."""
-        return None
-
-    def epoch_ended(self, metrics: Mapping[str, float]) -> str | None:
-        """Called at the end of an epoch, as `validated`."""
-        return None
+    def looked(self, metrics: Mapping[str, float]) -> None:
+        """Called with the latest metrics after each epoch, or after each validation that comes by steps."""
 
     def end(self) -> None:
         """Called after training, when the last checkpoint is written."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns values for checkpoints."""
-        return {}
+    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
+        """Adds to the content of a checkpoint, or changes it. ``name``: that of the callback."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` returned."""
-
-    def save_to(self, checkpoint: dict[str, Any]) -> None:
-        """Changes the content of a checkpoint before it is written."""
-
-    def load_from(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores what `save_to` has changed."""
+    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
+        """Restores what `save_to` has added."""
 
 
 class UnknownMetric(LookupError):
@@ -82,47 +68,41 @@ class EarlyStopping(Callback):
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode} is neither min nor max")
-        self.monitor, self.mode, self._patience, self._min_delta = monitor, mode, patience, abs(min_delta)
+        self.monitor, self._patience, self._min_delta = monitor, patience, abs(min_delta)
         self._check_finite, self._enough, self._diverged = check_finite, stopping_threshold, divergence_threshold
-        self._best = math.inf if mode == "min" else -math.inf
-        self._waited = 0
-        self._at_epoch_end = True
+        self._sign = -1 if mode == "min" else 1
+        """Factor after which higher is better."""
+        self._value, self._best, self._waited = math.nan, -self._sign * math.inf, 0
 
-    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
-        self._at_epoch_end = at_epoch_end
-
-    def validated(self, metrics: Mapping[str, float]) -> str | None:
-        return None if self._at_epoch_end else self._look(metrics)
-
-    def epoch_ended(self, metrics: Mapping[str, float]) -> str | None:
-        return self._look(metrics) if self._at_epoch_end else None
-
-    def _look(self, metrics: Mapping[str, float]) -> str | None:
+    def looked(self, metrics: Mapping[str, float]) -> None:
         if self.monitor not in metrics:
             raise UnknownMetric(self.monitor)
-        value, is_better = metrics[self.monitor], self._is_better
+        self._value = metrics[self.monitor]
+        if self._sign * self._value > self._sign * self._best + self._min_delta:
+            self._best, self._waited = self._value, 0
+        else:
+            self._waited += 1
+        self.ended_by = self._why()
+
+    def _why(self) -> str | None:
+        name, value = self.monitor, self._value
         if self._check_finite and not math.isfinite(value):
-            return f"{self.monitor} is {value}."
-        if self._enough is not None and is_better(value, self._enough):
-            return f"{self.monitor} of {value:.4g} has passed stopping_threshold={self._enough:g}."
-        if self._diverged is not None and not is_better(value, self._diverged):
-            return f"{self.monitor} of {value:.4g} has passed divergence_threshold={self._diverged:g}."
-        if is_better(value, self._best - self._min_delta if self.mode == "min" else self._best + self._min_delta):
-            self._best, self._waited = value, 0
-            return None
-        self._waited += 1
+            return f"{name} is {value}."
+        if self._enough is not None and self._sign * value > self._sign * self._enough:
+            return f"{name} of {value:.4g} has passed stopping_threshold={self._enough:g}."
+        if self._diverged is not None and self._sign * value <= self._sign * self._diverged:
+            return f"{name} of {value:.4g} has passed divergence_threshold={self._diverged:g}."
         if self._waited < self._patience:
             return None
-        return f"{self.monitor} did not improve in the last {self._waited} validations. Best: {self._best:.4g}."
+        return f"{name} did not improve in the last {self._waited} validations. Best: {self._best:.4g}."
 
-    def _is_better(self, value: float, other: float) -> bool:
-        return value < other if self.mode == "min" else value > other
+    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
+        checkpoint["callbacks"][name] = {"value": self._value, "best": self._best, "waited": self._waited}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self._best, "waited": self._waited}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._best, self._waited = float(state["best"]), int(state["waited"])
+    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
+        if (state := checkpoint["callbacks"].get(name)) is not None:
+            self._value, self._best, self._waited = float(state["value"]), float(state["best"]), int(state["waited"])
+            self.ended_by = None if math.isnan(self._value) and not self._waited else self._why()
 
 
 class Ema(Callback):
@@ -141,7 +121,7 @@ class Ema(Callback):
     ) -> None:
         self._decay, self._every, self._first = decay, update_every_n_steps, update_starting_at_step or 0
         self._use_buffers, self._device = use_buffers, device
-        self._whole: nn.Module | None = None
+        self._whole: nn.Module
         self._average: AveragedModel | None = None
 
     @property
@@ -149,7 +129,7 @@ class Ema(Callback):
         """Whether the average is on the device of the model."""
         return self._device is None
 
-    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
+    def begin(self, whole: nn.Module) -> None:
         self._whole = whole
         device = next(whole.parameters()).device if self._device is None else torch.device(self._device)
         average = get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
@@ -157,7 +137,7 @@ class Ema(Callback):
 
     def stepped(self, step: int) -> None:
         done = step - 1
-        if done >= self._first and done % self._every == 0 and self._average is not None and self._whole is not None:
+        if done >= self._first and done % self._every == 0 and self._average is not None:
             self._average.update_parameters(self._whole)
 
     @contextmanager
@@ -171,12 +151,11 @@ class Ema(Callback):
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields each weight and buffer of the average with that of the model."""
         assert self._average is not None
-        assert self._whole is not None
         average, own = self._average.module, self._whole
         return zip(chain(average.parameters(), average.buffers()), chain(own.parameters(), own.buffers()), strict=True)
 
     def _swap(self) -> None:
-        for average, own in self._pairs() if self._average is not None else ():
+        for average, own in self._pairs():
             before = average.data.clone()
             average.data.copy_(own.data)
             own.data.copy_(before)
@@ -184,20 +163,19 @@ class Ema(Callback):
     def end(self) -> None:
         for average, own in self._pairs():
             own.data.copy_(average.data)
-        self._average = self._whole = None
+        self._average = None
 
-    def save_to(self, checkpoint: dict[str, Any]) -> None:
-        if self._average is None:
-            return
+    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
+        assert self._average is not None
         state = self._average.state_dict()
         checkpoint["current_model_state"] = checkpoint["state_dict"]
-        averaged = {name.removeprefix("module."): each for name, each in state.items() if name.startswith("module.")}
+        averaged = {key.removeprefix("module."): each for key, each in state.items() if key.startswith("module.")}
         checkpoint["state_dict"] = averaged
-        checkpoint["averaging_state"] = {name: each for name, each in state.items() if not name.startswith("module.")}
+        checkpoint["averaging_state"] = {key: each for key, each in state.items() if not key.startswith("module.")}
 
-    def load_from(self, checkpoint: Mapping[str, Any]) -> None:
+    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
         assert self._average is not None
-        state = {f"module.{name}": value for name, value in checkpoint["state_dict"].items()}
+        state = {f"module.{key}": value for key, value in checkpoint["state_dict"].items()}
         self._average.load_state_dict({**self._average.state_dict(), **state, **checkpoint.get("averaging_state", {})})
 
 
@@ -220,17 +198,14 @@ class ModelSummary(Callback):
     def __init__(self, max_depth: int = 1) -> None:
         self._max_depth = max_depth
 
-    def begin(self, whole: nn.Module, *, at_epoch_end: bool) -> None:
+    def begin(self, whole: nn.Module) -> None:
         from rich.console import Console
         from rich.table import Table
 
         table = Table("layer", "type", "parameters", "trained")
-        model = whole.get_submodule("model")
-        for name, part in model.named_modules():
-            if name.count(".") >= self._max_depth:
-                continue
-            weights = list(part.parameters())
-            trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-            row = (name or "all", type(part).__name__, f"{sum(map(Tensor.numel, weights)):,}", f"{trained:,}")
-            table.add_row(*row)
+        for name, part in whole.get_submodule("model").named_modules():
+            if name.count(".") < self._max_depth:
+                counts = [(weight.numel(), weight.requires_grad) for weight in part.parameters()]
+                trained = sum(number for number, is_trained in counts if is_trained)
+                table.add_row(name or "all", type(part).__name__, f"{sum(n for n, _ in counts):,}", f"{trained:,}")
         Console().print(table)

@@ -52,21 +52,28 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, clock: StepClock) -> StepSummary | None:
     """Times the same steps on these batches, which are copied to the device first, with a new optimizer.
 
-    Returns None if a rank has no batches. Several ranks make the smallest number of steps that one of them requests.
+    Returns None if a rank has no batches, or can't copy them. Several ranks make the smallest number of steps that one
+    of them requests.
     Weights, buffers and generators are restored, even after an error.
     """
     model.begin()
-    steps = model.place.least(steps if deliveries else 0)
+    rows: list[StepRow] = []
+    ready: list[Delivery] = []
+    failure: Exception | None = None
+    try:
+        for delivery in deliveries:
+            batch = batches.to_device(delivery.batch, model.device)
+            ready.append(replace(delivery, batch=batch, is_on_device=True))
+    except Exception as error:  # noqa: BLE001  raised below, when no other rank waits in a step
+        failure, ready = error, []
+    steps = model.place.least(steps if ready else 0)
+    if failure is not None:
+        raise failure
     if steps == 0:
         return None
-    rows: list[StepRow] = []
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
     with put_back(model.whole, model.device), model.only_timed():
-        ready = [
-            replace(delivery, batch=batches.to_device(delivery.batch, model.device), is_on_device=True)
-            for delivery in deliveries
-        ]
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
         cached, limits = CachedBatches(ready, steps + WARMUP_STEPS), Limits(max_epochs=1)
         Training(model, cached, limits, clock=clock, watchers=Watchers(take_rows=rows.extend)).fit()
     return summarise(rows)

@@ -6,9 +6,10 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,25 +40,13 @@ class CheckpointOptions:
     """Whether files may hold pickled objects, see `trainer.trusted_checkpoints`."""
 
 
-class Saving(Protocol):
-    """Writer of checkpoints: a training. All ranks call each method alike."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-
-    def broadcast(self, own: bool) -> bool:
-        """Returns the value of rank 0."""
-
-    def write(self, path: Path, more: Mapping[str, Any]) -> None:
-        """Writes the state with more entries, on rank 0. Other ranks take part, and don't wait for the file."""
-
-
 class Checkpoints:
     """Files: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, ``keep_last`` in all, and ``best.ckpt`` with its
-    value. ``saving`` writes them; set it when training begins."""
+    value."""
 
-    saving: Saving
+    saving: Any
+    """Training that writes them; set it when that begins. On all ranks alike, ``write(path, more)`` writes the state
+    with more entries on rank 0, and ``broadcast(flag)`` returns the flag of rank 0, whose ``rank`` is 0."""
 
     def __init__(
         self,
@@ -134,15 +123,13 @@ class Checkpoints:
     def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
         failure: BaseException | None = None
+        is_first = self.saving.rank == 0
         with self._progress.during("checkpoint"):
             try:
-                if self.saving.rank == 0:
-                    with replacing(self.folder / name) as temporary:
-                        self.saving.write(temporary, more)
-                        if name == LAST:
-                            self._rotate()
-                else:
-                    self.saving.write(self.folder / name, more)
+                with replacing(self.folder / name) if is_first else nullcontext(self.folder / name) as path:
+                    self.saving.write(path, more)
+                    if name == LAST and is_first:
+                        self._rotate()
             except (OSError, RuntimeError) as error:
                 if not is_disk_error(error):
                     raise
@@ -156,8 +143,8 @@ class Checkpoints:
                     "next checkpoint tries again.",
                     *(self.folder / name, step, first_line(failure)),
                 )
-            is_written = self.saving.broadcast(failure is None)
-        if is_written and self.saving.rank == 0:
+            is_written = bool(self.saving.broadcast(failure is None))
+        if is_written and is_first:
             self._on_saved(step, name)
         return is_written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.record.entries import OnEvent
+from wellfed.train.loop import sharding
 from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
@@ -37,56 +38,57 @@ from wellfed.train.step.train_step import StepOptions, TrainStep
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PlainSetup:
-    """Data, options and metrics that a plain model is trained and evaluated with."""
-
-    train_data: Any
-    eval_data: Mapping[str, Any]
-    micro: MicroBatches
-    options: StepOptions
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    lr_factor: Callable[[int], float]
-    """Factor on the learning rate by step."""
-    on_event: OnEvent
-    scheduling: Scheduling | None = None
-    evaluation: Evaluation | Any | None = None
-    metrics: Any = None
-    features: Features | None = None
-
-
 class PlacedModel:
     """A plain model on one device, or one of several ranks, with its data, micro-batches, features and metrics.
 
     The model offers ``loss(batch)`` (see `wellfed.contract`). All ranks call each method alike.
     """
 
-    def __init__(self, model: nn.Module, setup: PlainSetup, place: Place) -> None:
-        options = setup.options
+    def __init__(
+        self,
+        model: nn.Module,
+        place: Place,
+        options: StepOptions,
+        *,
+        train_data: Any,
+        eval_data: Mapping[str, Any],
+        micro: MicroBatches,
+        make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+        lr_factor: Callable[[int], float],
+        on_event: OnEvent,
+        scheduling: Scheduling | None = None,
+        evaluation: Evaluation | Any | None = None,
+        metrics: Any = None,
+        features: Features | None = None,
+    ) -> None:
+        """``lr_factor``: factor on the learning rate by step, unless there is a ``scheduling``."""
         self.model, self.place, self.options = model, place, options
-        self.micro, self.totals, self.on_event = setup.micro, Totals(), setup.on_event
-        self.make_optimizer, self.lr_factor, self.scheduling = setup.make_optimizer, setup.lr_factor, setup.scheduling
-        self.fallbacks = Fallbacks(self.micro, self._ways_down())
+        self.micro, self.totals, self.on_event = micro, Totals(), on_event
+        self.make_optimizer, self.lr_factor, self.scheduling = make_optimizer, lr_factor, scheduling
         prepare = partial(Preparation, seed=options.seed, model=model)
-        self._prepare = prepare(setup.train_data)
-        self.evaluation = SplitMetrics(model, setup.evaluation, setup.metrics)
+        self._prepare = prepare(train_data)
+        self.evaluation = SplitMetrics(model, evaluation, metrics)
         self.evaluating = Evaluating(
-            model,
             self.evaluation,
-            {split: prepare(data) for split, data in setup.eval_data.items()},
+            {split: prepare(data) for split, data in eval_data.items()},
             may_halve=options.goes_on(is_training=False),
-            on_event=setup.on_event,
+            on_event=on_event,
             shares=options.shares_evaluation,
         )
-        self._features: FeatureTable | None = None
-        if setup.features is not None:
-            mode = options.feature_mode or "dynamic"
-            self._features = FeatureTable(setup.features, mode, may_change=options.goes_on(is_training=True))
-        self._loss = Loss(
-            model, options.compile_mode, lambda message: setup.on_event("compile_failed", message=message)
+        mode, may_change = options.feature_mode or "dynamic", options.goes_on(is_training=True)
+        self._features = None if features is None else FeatureTable(features, mode, may_change=may_change)
+        modes = [] if self._features is None else FEATURE_MODES[1:]
+        self.fallbacks = Fallbacks(
+            micro,
+            [
+                Fallback("memory.checkpoint_activations=true", self._checkpoint_activations),
+                *(
+                    Fallback(f"memory.features={mode}", partial(self._move_features, mode), frees_held=True)
+                    for mode in modes
+                ),
+            ],
         )
-        self._lowered: Mapping[str, int] = {}
-        """Planned micro-batch of the checkpoint's run, and the smaller one that it continued with."""
+        self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self.step: TrainStep | None = None
         """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)
@@ -120,31 +122,17 @@ class PlacedModel:
 
     def hold_features(self, step: int) -> None:
         """Fills the feature table, once."""
-        if self._features is None:
-            return
-        from wellfed.train.loop.sharding import gathered
+        if self._features is not None:
+            with sharding.gathered(self.wrapper) if self.place.is_sharded else nullcontext():
+                self._features.hold(self.model, self.device, partial(self.on_event, step=step))
 
-        with gathered(self.wrapper) if self.place.is_sharded else nullcontext():
-            self._features.hold(self.model, self.device, partial(self.on_event, step=step))
+    def _checkpoint_activations(self) -> bool:
+        if self.options.compile_mode != "none" or is_checkpointed(self.model):
+            return False  # a compiled step would ignore it
+        return checkpoint_blocks(self.model) > 0
 
-    def _ways_down(self) -> list[Fallback]:
-        """Returns the fallbacks after micro-batches of one sample. They do not change what is learned."""
-
-        def checkpoint_activations() -> bool:
-            if self.options.compile_mode != "none" or is_checkpointed(self.model):
-                return False  # a compiled step would ignore it
-            return checkpoint_blocks(self.model) > 0
-
-        def move_features(mode: Any) -> bool:
-            return self._features is not None and self._features.move_to(mode, self.device)
-
-        return [
-            Fallback("memory.checkpoint_activations=true", checkpoint_activations),
-            *(
-                Fallback(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
-                for mode in FEATURE_MODES[1:]
-            ),
-        ]
+    def _move_features(self, mode: Any) -> bool:
+        return self._features is not None and self._features.move_to(mode, self.device)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -152,11 +140,7 @@ class PlacedModel:
         """Returns the scaler of fp16 gradients; None in another precision."""
         if self._precision.name != "16-mixed":
             return None
-        if not self.place.is_sharded:
-            return torch.amp.GradScaler(self.device.type)
-        from wellfed.train.loop.sharding import sharded_scaler
-
-        return sharded_scaler()
+        return sharding.sharded_scaler() if self.place.is_sharded else torch.amp.GradScaler(self.device.type)
 
     def make_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, clock: StepClock
@@ -200,30 +184,31 @@ class PlacedModel:
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None] = lambda: None
+        self,
+        split: str,
+        deliveries: Iterable[Delivery],
+        step: int,
+        look: Callable[[], None] = lambda: None,
+        *,
+        merges: bool = True,
     ) -> dict[str, float]:
         """Returns the metrics of a pass over a split, without gradients unless the loss enables them. If memory runs
         out, the pass is repeated in smaller batches.
 
         Args:
             look: called after each batch.
+            merges: merge the metrics of all ranks, if they share the batches.
         """
-        evaluating = self.evaluating
-        self.send_buffers()
-        self.take_all(split, deliveries, step, look)
-        while evaluating.must_repeat:
-            self.take_all(split, deliveries, step, look)
-        return evaluating.end()
-
-    def send_buffers(self) -> None:
-        """Gives all ranks the buffers of rank 0, as DDP does before each forward pass. Once a pass, on all ranks alike:
-        each repeats the pass by itself if its memory runs out."""
+        # All ranks get the buffers of rank 0, as DDP does before each forward pass. Once a pass: each rank repeats the
+        # pass by itself if its memory runs out.
         if self.place.is_replicated:
             self.place.send(self.model.buffers())
+        self._take_all(split, deliveries, step, look)
+        while self.evaluating.must_repeat:
+            self._take_all(split, deliveries, step, look)
+        return self.evaluating.end() if merges else self.evaluation.compute()
 
-    def take_all(
-        self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None] = lambda: None
-    ) -> None:
+    def _take_all(self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None]) -> None:
         """Passes over a split once, in evaluation mode."""
         evaluating, source = self.evaluating, self.source()
         take: Callable[..., Any] = evaluating.take
@@ -242,20 +227,14 @@ class PlacedModel:
 
     def weights(self) -> dict[str, Tensor]:
         """Returns all weights and buffers by name; on rank 0 alone if the model is sharded."""
-        if not self.place.is_sharded:
-            return self.whole.state_dict()
-        from wellfed.train.loop.sharding import whole_weights
-
-        return whole_weights(self.wrapper)
+        return sharding.whole_weights(self.wrapper) if self.place.is_sharded else self.whole.state_dict()
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Loads the weights of a checkpoint, on each rank."""
-        if not self.place.is_sharded:
+        if self.place.is_sharded:
+            sharding.load_whole_weights(self.wrapper, weights)
+        else:
             self.whole.load_state_dict(weights)
-            return
-        from wellfed.train.loop.sharding import load_whole_weights
-
-        load_whole_weights(self.wrapper, weights)
 
     def load_of_rank_0(self, read: Callable[[], Mapping[str, Tensor]]) -> None:
         """Loads weights that rank 0 reads; ranks of a sharded model all read them."""
@@ -266,61 +245,38 @@ class PlacedModel:
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Returns the state of an optimizer of this model; on rank 0 alone if the model is sharded."""
-        if not self.place.is_sharded:
-            return optimizer.state_dict()
-        from wellfed.train.loop.sharding import whole_optimizer_state
-
-        return whole_optimizer_state(self.wrapper, optimizer)
-
-    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Loads the state of an optimizer, on each rank."""
         if self.place.is_sharded:
-            from wellfed.train.loop.sharding import load_whole_optimizer_state
+            return sharding.whole_optimizer_state(self.wrapper, optimizer)
+        return optimizer.state_dict()
 
-            load_whole_optimizer_state(self.wrapper, optimizer, state)
+    def load_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any], trained_before: list[str]
+    ) -> None:
+        """Loads the state of an optimizer, on each rank. Weights that were frozen then have none yet."""
+        now, has_groups = self.trained(), callable(getattr(self.model, "param_groups", None))
+        if not has_groups and set(trained_before) < set(now):
+            state["state"] = {now.index(trained_before[number]): each for number, each in state["state"].items()}
+            (group,) = state["param_groups"]
+            group["params"] = list(range(len(now)))
+        if self.place.is_sharded:
+            sharding.load_whole_optimizer_state(self.wrapper, optimizer, state)
         else:
-            optimizer.load_state_dict(dict(state))
+            optimizer.load_state_dict(state)
         if optimizer.defaults.get("foreach") is False:  # a restart's change, which the checkpoint does not have
             for group in optimizer.param_groups:
                 group["foreach"] = False
 
-    # -- checkpoints -----------------------------------------------------------------------------------------------
+    def trained(self) -> list[str]:
+        """Returns the names of the weights that are trained."""
+        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
 
-    def resume_lowered(self) -> None:
+    def resume_lowered(self, planned: int = 0, size: int = 0) -> None:
         """Continues with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
-        if self._lowered.get("planned") == self.micro.size and self.micro.go_on_with(self._lowered["size"]):
+        if planned == self.micro.size and self.micro.go_on_with(size):
             _LOG.warning(
                 "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
                 self.micro.size,
             )
-
-    def save_to(self, checkpoint: dict[str, Any], mean_of_ranks: Callable[[Tensor], Tensor] | None) -> None:
-        """Adds the lowered micro-batch and the running totals to a checkpoint."""
-        if len(self.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
-            checkpoint["micro_batch"] = {"planned": self.micro.tried[0], "size": self.micro.size}
-        checkpoint["totals"] = self.totals.state_dict(mean_of_ranks)
-        checkpoint["trained"] = self._trained()
-
-    def load_from(self, checkpoint: Mapping[str, Any]) -> None:
-        """Restores what `save_to` has added to a checkpoint."""
-        self._lowered = dict(checkpoint.get("micro_batch", {}))
-        if "totals" in checkpoint:
-            self.totals.load_state_dict(checkpoint["totals"])
-        self._add_unfrozen(checkpoint)
-
-    def _trained(self) -> list[str]:
-        return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-
-    def _add_unfrozen(self, checkpoint: Mapping[str, Any]) -> None:
-        """Adds weights that were frozen in the checkpoint's run to its optimizer's state, without a state of theirs."""
-        before, now = checkpoint.get("trained", []), self._trained()
-        has_groups = callable(getattr(self.model, "param_groups", None))
-        if has_groups or not set(before) < set(now) or not checkpoint.get("optimizer_states"):
-            return
-        (optimizer,) = checkpoint["optimizer_states"]
-        (group,) = optimizer["param_groups"]
-        optimizer["state"] = {now.index(before[number]): state for number, state in optimizer["state"].items()}
-        group["params"] = list(range(len(now)))
 
     @contextmanager
     def only_timed(self) -> Iterator[None]:

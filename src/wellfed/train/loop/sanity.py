@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from wellfed.batches import Delivery
@@ -28,7 +28,7 @@ def try_splits(
     for split, few in splits.items():
         try:
             with put_back(model.whole, model.device, only_buffers=True), logged_to(None), few() as deliveries:
-                metrics = _metrics(model, split, list(deliveries))
+                metrics = model.evaluate(split, list(deliveries), 0, merges=False)
         except Exception as error:
             frames = traceback.walk_tb(error.__traceback__)
             # A metric may need the whole split.
@@ -36,16 +36,6 @@ def try_splits(
             needs_more = any(frame.f_code.co_name == "compute" for frame, _ in frames)
             error.add_note(f"in the {split} batches that are tried before training{way_out if needs_more else ''}")
             raise
+        finally:
+            model.evaluating.begin()
         found(split, metrics)
-
-
-def _metrics(model: PlacedModel, split: str, deliveries: Sequence[Delivery]) -> dict[str, float]:
-    evaluating = model.evaluating
-    try:
-        evaluating.must_repeat = True
-        model.send_buffers()
-        while evaluating.must_repeat:
-            model.take_all(split, deliveries, 0)
-        return model.evaluation.compute()
-    finally:
-        evaluating.begin()

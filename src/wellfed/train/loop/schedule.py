@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wellfed.errors import WellfedError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.observe.timing.wall import Wall
 from wellfed.train.plain_model.scheduling import Scheduling
 
@@ -18,6 +18,8 @@ class Rates:
 
     monitor: str | None = None
     """Metric that the rates follow; None = none."""
+    kind = "factor"
+    """What sets the rates: a factor of ours, or the class of a scheduler."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
         """``factor`` returns the factor on the rates by finished steps."""
@@ -38,18 +40,28 @@ class Rates:
         self._done += 1
         self._set()
 
-    def validated(self, metrics: Mapping[str, float]) -> None:
-        """Adapts the rates after a validation."""
-
-    def epoch_ended(self, metrics: Mapping[str, float]) -> None:
-        """Adapts the rates after an epoch and its validation."""
+    def follow(self, metrics: Mapping[str, float], *, at_epoch_end: bool) -> None:
+        """Adapts the rates to `monitor`, after a validation or at the end of an epoch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns values for checkpoints."""
-        return {"done": self._done}
+        return {"kind": self.kind, "done": self._done}
 
     def load_state_dict(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already."""
+        """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already.
+
+        Raises:
+            ConfigError: another kind of schedule has set the rates until then.
+        """
+        if state["kind"] != self.kind:
+            names = {"factor": "workload.schedule.name"}
+            before, now = (names.get(kind, kind) for kind in (state["kind"], self.kind))
+            problem = f"the rates were set by {before} until this checkpoint, and now by {now}."
+            way_out = "Set workload.schedule as in the run that goes on, or begin a new run."
+            raise ConfigError.of("workload.schedule", problem, way_out)
+        self._load(state, optimizer)
+
+    def _load(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
         self._groups, self._done = optimizer.param_groups, int(state["done"])
         self._set()
 
@@ -61,40 +73,33 @@ class ScheduledRates(Rates):
         config = scheduling.of(optimizer)
         self._scheduler, self._is_by_step = config["scheduler"], config["interval"] == "step"
         self.monitor = config["monitor"]
-        self._name, self._wall = type(self._scheduler).__name__, wall
+        self.kind, self._wall = type(self._scheduler).__name__, wall
 
     def stepped(self, is_last: bool) -> None:
         if self.monitor is None and (self._is_by_step or is_last):
             self._step()
 
-    def validated(self, metrics: Mapping[str, float]) -> None:
-        if self.monitor is not None and self._is_by_step:
-            self._step_by(metrics)
-
-    def epoch_ended(self, metrics: Mapping[str, float]) -> None:
-        if self.monitor is not None and not self._is_by_step:
-            self._step_by(metrics)
-
-    def _step_by(self, metrics: Mapping[str, float]) -> None:
-        assert self.monitor is not None
+    def follow(self, metrics: Mapping[str, float], *, at_epoch_end: bool) -> None:
+        if self.monitor is None or self._is_by_step == at_epoch_end:
+            return
         if self.monitor not in metrics:
             raise nobody_logs("workload.schedule.monitor", self.monitor, metrics)
         self._step(metrics[self.monitor])
 
     def _step(self, *metric: float) -> None:
-        before = self._wall.switch(f"{self._name}.step")
+        before = self._wall.switch(f"{self.kind}.step")
         try:
             self._scheduler.step(*metric)
         except ValueError as error:  # a cycle ends before training does
-            raise WellfedError(f"workload.schedule ({self._name}): {error}") from error
+            raise WellfedError(f"workload.schedule ({self.kind}): {error}") from error
         finally:
             self._wall.back(before)
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self._scheduler.state_dict())
+        return {**self._scheduler.state_dict(), "kind": self.kind}
 
-    def load_state_dict(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        self._scheduler.load_state_dict(state)
+    def _load(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        self._scheduler.load_state_dict({name: value for name, value in state.items() if name != "kind"})
 
 
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:

@@ -23,7 +23,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def state_of(training: Training) -> dict[str, Any]:
-    """Returns the content of a checkpoint between two steps. All ranks call it; that of rank 0 is whole."""
+    """Returns the content of a checkpoint between two steps, but for that of callbacks. All ranks call it; that of
+    rank 0 is whole."""
     model, place = training.model, training.model.place
     own = generators.state(model.device)
     content: dict[str, Any] = {
@@ -35,16 +36,17 @@ def state_of(training: Training) -> dict[str, Any]:
         "position": training.loader.state_dict(),
         "elapsed_s": training.elapsed_s,
         "figures": dict(training.figures.latest),
-        "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
+        "callbacks": {},
         "rng": own,
+        "trained": model.trained(),
+        "totals": model.totals.state_dict(place.mean if place.size > 1 else None),
     }
     if place.size > 1:
         content["rng_of_ranks"] = place.gather(own)
     if training.scaler is not None:
         content["scaler"] = training.scaler.state_dict()
-    model.save_to(content, place.mean if place.size > 1 else None)
-    for callback in training.callbacks.values():
-        callback.save_to(content)
+    if len(model.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
+        content["micro_batch"] = {"planned": model.micro.tried[0], "size": model.micro.size}
     return content
 
 
@@ -62,19 +64,18 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         if "current_model_state" in state and not any(isinstance(one, Ema) for one in callbacks.values()):
             _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
         model.load(state.get("current_model_state", state["state_dict"]))
-        for name, callback in callbacks.items():
-            callback.load_from(state)
-            if name in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][name])
-        model.load_from(state)
-        model.load_optimizer_state(training.optimizer, state["optimizer_states"][0])
+        model.totals.load_state_dict(state["totals"])
+        model.load_optimizer_state(training.optimizer, state["optimizer_states"][0], state["trained"])
         if training.scaler is not None and "scaler" in state:
             training.scaler.load_state_dict(state["scaler"])
         training.rates.load_state_dict(state["lr_schedulers"][0], training.optimizer)
         training.loader.load_state_dict(state["position"])
         training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
-        training.elapsed_s = float(state.get("elapsed_s", 0.0))
-        training.figures.latest.update(state.get("figures", {}))  # a scheduler or callback may look at them first
+        training.elapsed_before_s = float(state["elapsed_s"])
+        training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
+        for name, callback in callbacks.items():
+            callback.load_from(state, name)
+        model.resume_lowered(**state.get("micro_batch", {}))
         of_ranks = state.get("rng_of_ranks", ())
         if len(of_ranks) == place.size:
             drawn: Mapping[str, Any] | None = of_ranks[place.rank]

@@ -19,65 +19,53 @@ from wellfed.record.entries import SynchronisationEntry
 WATCHED_STEPS = 2
 """Warm-up steps to watch; the first is skipped, since it allocates caches."""
 _SAYS = "called a synchronizing CUDA operation"
-_SAYS_OF_ITSELF = "Synchronization debug mode is a prototype"
-_OWN_THREADS = "wellfed"
-"""Prefix of the names of our threads, whose waits don't count."""
 
 
 class SyncSearch:
-    """Search from the end of the first step to the end of the third. Call `close` however training ends.
+    """Search from the end of the first step to the end of the third. A `close` before ends it without a report.
 
-    Call it before a validation too, which ends the search without a report. Warnings are global to the process. Other
-    warnings, and those of our threads, are shown as usual.
+    Warnings are global to the process; others are shown as usual.
 
     Args:
-        on_found: called once with the lines found, unless the search ends before.
+        on_found: called once with the lines found.
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
-        self._on_found: Callable[[list[SynchronisationEntry]], None] | None = on_found
+        self._on_found = on_found
         self._places: Counter[str] = Counter()
         self._num_ended = 0
         self._caught: warnings.catch_warnings[None] | None = None
 
     def step_ended(self) -> None:
         """Counts a step."""
-        if self._on_found is None:
-            return
         self._num_ended += 1
         if self._num_ended == 1:
             self._watch()
-        elif self._num_ended == 1 + WATCHED_STEPS:
-            on_found = self._on_found
+        elif self._num_ended == 1 + WATCHED_STEPS and self._caught is not None:
             self.close()
             found = self._places.most_common()
-            on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
+            self._on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
 
     def close(self) -> None:
         """Ends the search."""
-        self._on_found = None
+        self._num_ended += 1 + WATCHED_STEPS
         caught, self._caught = self._caught, None
         if caught is not None:
             torch.cuda.set_sync_debug_mode("default")
             caught.__exit__(None, None, None)
 
     def _watch(self) -> None:
-        if torch.cuda.get_sync_debug_mode() != 0:  # other code uses this mode
-            self.close()
-            return
         self._caught = warnings.catch_warnings()
         self._caught.__enter__()
-        warnings.filterwarnings("ignore", _SAYS_OF_ITSELF)
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         warnings.filterwarnings("always", _SAYS)
         others = warnings.showwarning
 
         def show(message: Warning | str, *about: Any, **more: Any) -> None:
             if not str(message).startswith(_SAYS):
                 others(message, *about, **more)
-            elif self._caught is not None and not threading.current_thread().name.startswith(_OWN_THREADS):
-                place = place_of(sys._getframe(1))
-                if place is not None:
-                    self._places[place] += 1
+            elif not threading.current_thread().name.startswith("wellfed"):  # our own threads don't hold up a step
+                self._places.update(filter(None, [place_of(sys._getframe(1))]))
 
         warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")

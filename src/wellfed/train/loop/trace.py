@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ class ProfilerTrace:
     """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
 
     A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
-    to their time. The run's rates leave out recorded steps, since recording takes time. Errors are events.
+    to their time. The run's rates leave out recorded steps, since recording takes time.
 
     Args:
         on_profiled: called once with the figures of the recorded steps, if there are any.
@@ -50,12 +49,11 @@ class ProfilerTrace:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._device = device
         when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._steps, repeat=1)
-        with self._guarded():
-            activities = {ProfilerActivity.CPU}
-            if device.type == "cuda":  # torch prints frames where its build can't record a card
-                activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
-            self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
-            self._profiler.start()
+        activities = {ProfilerActivity.CPU}
+        if device.type == "cuda":  # torch prints frames where its build can't record a card
+            activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
+        self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
+        self._profiler.start()
 
     @property
     def is_recording(self) -> bool:
@@ -67,13 +65,13 @@ class ProfilerTrace:
         if self._profiler is None:
             return
         self._num_ended += 1
-        is_last, device = self._num_ended == WARMUP_STEPS + self._steps, self._device
-        with self._guarded():
-            if device.type == "cuda" and (is_last or self._num_ended == WARMUP_STEPS):
-                torch.cuda.synchronize(device)  # the device is idle before the first step and after the last
-            self._profiler.step()
+        is_last = self._num_ended == WARMUP_STEPS + self._steps
+        if self._device.type == "cuda" and (is_last or self._num_ended == WARMUP_STEPS):
+            torch.cuda.synchronize(self._device)  # the device is idle before the first step and after the last
         if is_last:
             self.close()
+        else:
+            self._profiler.step()
 
     def close(self) -> None:
         """Stops recording, and writes what there is. A profiler that still records when Python ends kills the process
@@ -83,8 +81,11 @@ class ProfilerTrace:
             return
         if self._num_ended <= WARMUP_STEPS:
             _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
-        with self._guarded():
+        try:
             profiler.stop()
+        except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
+            _LOG.warning("The steps could not be profiled: %s", reason_of(error))
+            self._on_event("profile_failed", message=reason_of(error))
         self._interrupt()
 
     def _write(self, profiler: profile) -> None:
@@ -94,17 +95,3 @@ class ProfilerTrace:
             events = profiler.events()  # type: ignore[no-untyped-call]
             if (found := figures(events, self._num_ended - WARMUP_STEPS)) is not None:
                 self._on_profiled(found)
-
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Converts an error in the context to an event, so that only the trace is lost."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
-            profiler, self._profiler = self._profiler, None
-            message = reason_of(error)
-            _LOG.warning("The steps could not be profiled: %s", message)
-            self._on_event("profile_failed", message=message)
-            if profiler is not None:
-                with suppress(Exception):
-                    profiler.stop()

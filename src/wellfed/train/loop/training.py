@@ -115,21 +115,26 @@ class Training:
         """
         self.model, self.loader, self.limits, self.clock = model, loader, limits, clock
         self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
-        self.checkpoints, self.callbacks = checkpoints, dict(callbacks or {})
+        self.checkpoints, self.callbacks, self.watchers = checkpoints, dict(callbacks or {}), watchers or Watchers()
         options = None if checkpoints is None else checkpoints.options
-        self._save_every, self._save_minutes = (
-            (None, None) if options is None else (options.every_steps, options.minutes)
-        )
-        self.watchers = watchers or Watchers()
+        self._save_every = None if options is None else options.every_steps
+        self._save_s = math.inf if options is None or options.minutes is None else 60 * options.minutes
+        self._most_s = math.inf if limits.max_time_s is None else limits.max_time_s
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
         self.ended_by: str | None = None
         """Reason of the end: a knob with its value, or that of a callback."""
+        self.is_pruned = False
+        """``prune`` has ended the training."""
+        self.elapsed_before_s = 0.0
+        """Seconds of training in earlier processes."""
         self._validation, self._stop, self._prune = validation, stop or StopRequest(), prune
         self._place, self._wall = model.place, clock.wall
         self._is_alone = model.place.size == 1
-        self._warmup_left, self._steps_per_epoch, self._elapsed_before_s = warmup_steps, steps_per_epoch, 0.0
+        self._warmup_left, self._steps_per_epoch = warmup_steps, steps_per_epoch
         self._is_between_steps = self._has_stepped = False
+        self._checks_state = checkpoints is not None and not checkpoints.options.trusted and not self._place.is_sharded
+        """The content of checkpoints is still to be checked after the first step, which may add to it."""
         self._checked_step = 0
         """Last step after which weights and loss were known to be finite."""
         self._saved_at_s = self._began_s = time.monotonic()
@@ -137,8 +142,6 @@ class Training:
         """Step, and time, from which something may be due after a step."""
         self._is_best = False
         """The latest validation was the best so far, and is not saved yet."""
-        self._rng: Mapping[str, Any] | None = None
-        """States of the generators of a checkpoint, until the next step begins."""
         self._steppers = [one for one in self.callbacks.values() if type(one).stepped is not Callback.stepped]
         self.scaler: torch.amp.GradScaler | None = None
         self.step: TrainStep
@@ -157,17 +160,19 @@ class Training:
             Stopped: a signal asked for it. The state is saved.
         """
         try:
-            self._set_up(checkpoint)
-            if not self._is_over():
+            drawn = self._set_up(checkpoint)
+            if self.ended_by is None:
                 self._begin()
-                while not self._is_over():
-                    self._run_epoch()
-                self._end()
-            else:  # nothing is left to train
-                if self._rng is not None:
-                    generators.restore(dict(self._rng), self.model.device)
-                self._began_s = time.monotonic() - self._elapsed_before_s
-                self._end()
+            if drawn is not None:  # a loader draws nothing from them to get to its place
+                generators.restore(dict(drawn), self.model.device)
+            self._saved_at_s = time.monotonic()
+            self._began_s = self._saved_at_s - self.elapsed_before_s
+            self._plan_ahead()
+            if self._checks_state:
+                self._due_step = self.number + 1
+            while self.ended_by is None:
+                self._run_epoch()
+            self._end()
         except BaseException as error:
             self._close_watchers()
             self._failed(error)
@@ -178,12 +183,10 @@ class Training:
         if self._place.any_of([self._stop.signum is not None])[0]:  # the last checkpoint is written
             raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
 
-    def _is_over(self) -> bool:
-        return self.ended_by is not None
-
-    def _set_up(self, checkpoint: Path | None) -> None:
-        """Brings model and optimizer to their state before the next step."""
-        model = self.model
+    def _set_up(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
+        """Brings model and optimizer to their state before the next step; returns the generators' states of a
+        checkpoint."""
+        model, files = self.model, self.checkpoints
         model.begin()
         self.optimizer = model.make_optimizer(model.model)
         if model.scheduling is None:
@@ -192,24 +195,23 @@ class Training:
             self.rates = ScheduledRates(self.optimizer, model.scheduling, self._wall)
         self.scaler = model.make_scaler()
         for callback in self.callbacks.values():
-            callback.begin(model.whole, at_epoch_end=self.limits.validate_every_steps is None)
-        self._rng = None if checkpoint is None else load_state(self, checkpoint)
+            callback.begin(model.whole)
+        drawn = None if checkpoint is None else load_state(self, checkpoint)
         model.hold_features(self.number)
-        model.resume_lowered()
         self.step = model.make_step(self.optimizer, self.scaler, self.clock)
         self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
         self.figures.begin(self.number, self.epoch)
-        if self.checkpoints is not None:
-            self.checkpoints.saving = self
+        if files is not None:
+            files.saving = self
             if checkpoint is not None:
-                self.checkpoints.loaded(checkpoint, self.number)
-                self.checkpoints.last_step = self._place.broadcast(self.checkpoints.last_step)
-        most_s, before_s = self.limits.max_time_s, self._elapsed_before_s
-        self.ended_by = self._limit(is_late=most_s is not None and 0 < most_s <= before_s)
+                files.loaded(checkpoint, self.number)
+                files.last_step = self._place.broadcast(files.last_step)
+        self.ended_by = self._limit(is_late=0 < self._most_s <= self.elapsed_before_s) or self._ended_by_callback()
+        return drawn
 
     def _begin(self) -> None:
         watchers, number = self.watchers, self.number
-        if self.checkpoints is not None and not self.checkpoints.options.trusted and not self._place.is_sharded:
+        if self._checks_state:
             check(state_of(self))  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
@@ -222,9 +224,6 @@ class Training:
         watchers.on_start()
         if watchers.bar is not None:
             watchers.bar.begin(number)
-        self._saved_at_s = time.monotonic()
-        self._began_s = self._saved_at_s - self._elapsed_before_s
-        self._plan_ahead()
 
     def _end(self) -> None:
         if self.model.device.type == "cuda":
@@ -233,9 +232,9 @@ class Training:
         self.watchers.take_rows(self.clock.rows(wait=True))
         if self._validation is not None and self.figures.validated_step != self.number:
             self._validate_at_end()
+        self._save_best()
+        self._save_last()
         if self.checkpoints is not None:
-            self._save_best()
-            self._save_last()
             self.checkpoints.warn_without_best(self.figures.latest)
         for callback in self.callbacks.values():
             callback.end()
@@ -258,20 +257,17 @@ class Training:
                 self._save_before_stop()
             except Exception as second:  # noqa: BLE001  the first error is the one to report
                 _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(second))
-                _LOG.info("saving it", exc_info=True)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def _run_epoch(self) -> None:
         """Makes steps from the loader's position to the end of its epoch, or of the training."""
         model, clock, step, stop, is_alone = self.model, self.clock, self.step, self._stop, self._is_alone
-        length, is_measured = len(self.loader), self.watchers.is_measured
+        length, watchers = len(self.loader), self.watchers
+        on_batch, is_measured = watchers.on_batch, watchers.is_measured
         keep_pace, exchanges = getattr(self.loader, "keep_pace", None), hasattr(self.loader, "on_own")
         if exchanges:  # ranks of a stream, which wait for one another too
             self.loader.on_own = clock.got
-        if self._rng is not None:  # a loader draws nothing from them to get to its place
-            generators.restore(dict(self._rng), self.model.device)
-            self._rng = None
         clock.interrupt()
         deliveries = iter(self.loader)
         try:
@@ -283,20 +279,19 @@ class Training:
                 if is_alone:  # several ranks stop together, not in a wait
                     stop.begin_wait()
                 try:
-                    delivery = next(deliveries, None)
+                    delivery = next(deliveries)
                 finally:
                     stop.is_stepping = True
                 self._is_between_steps = False
-                if delivery is None:  # nothing was left of a stream
-                    self.epoch += 1
-                    self.ended_by = self._limit()
-                    return
                 if exchanges:
                     clock.exchanged()
                 else:
                     clock.got()
-                if not self._has_stepped or self.watchers.on_batch is not None:
-                    self._look_at(delivery)
+                if not self._has_stepped:
+                    self._has_stepped = True
+                    watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
+                if on_batch is not None:
+                    on_batch(delivery)
                 clock.copy_begins(delivery.epoch, delivery.took, delivery.copy_ahead_ms)
                 model.bring(delivery, step)
                 clock.copied()
@@ -316,13 +311,6 @@ class Training:
         finally:
             deliveries.close()
 
-    def _look_at(self, delivery: Delivery) -> None:
-        if not self._has_stepped:
-            self._has_stepped = True
-            self.watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
-        if self.watchers.on_batch is not None:
-            self.watchers.on_batch(delivery)
-
     def _count(self, delivery: Delivery, is_last: bool) -> None:
         """Counts a step: on the clock, in the record, in the figures and on the screen."""
         number, step, passes, watchers = self.number, self.step, self.step.passes, self.watchers
@@ -331,8 +319,7 @@ class Training:
             samples = passes.samples * self._place.size
         is_warmup = self._warmup_left > 0 or step.was_disturbed or (trace is not None and trace.is_recording)
         step.was_disturbed = False
-        if self._warmup_left:
-            self._warmup_left -= 1
+        self._warmup_left -= 1
         if self.clock.end(
             step=number,
             samples=samples,
@@ -375,41 +362,32 @@ class Training:
 
     def _after_step(self, is_last: bool) -> None:
         """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
-        every = self.limits.validate_every_steps
-        validates = self._validation is not None and (is_last if every is None else self.number % every == 0)
+        every, number = self.limits.validate_every_steps, self.number
+        if self._checks_state:
+            self._checks_state = False
+            check(state_of(self))
+            self.clock.interrupt()
+        validates = self._validation is not None and (is_last if every is None else number % every == 0)
         if validates:
             self._validate()
         if is_last:
             self._end_epoch()
-        is_asked, is_time, is_late = self._agreed(validates)
-        if self.ended_by is None:
-            self.ended_by = self._limit(is_late=is_late)
+        is_asked = is_time = is_late = False
+        if self._is_alone or validates or number % AGREE_EVERY_STEPS == 0:
+            now_s = time.monotonic()
+            flags = [self._stop.signum is not None, now_s >= self._saved_at_s + self._save_s]
+            is_asked, is_time, is_late = self._place.any_of([*flags, now_s >= self._began_s + self._most_s])
+        self.ended_by = self.ended_by or self._limit(is_late=is_late)
         self._save_best()
         if is_asked:
             self._save_before_stop()
             raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
-        if self.ended_by is None and self._is_save_due(is_last, is_time):
+        save_every = self._save_every
+        if self.ended_by is None and (is_time or (is_last if save_every is None else number % save_every == 0)):
             self._save_last()
         self._plan_ahead()
 
-    def _agreed(self, validates: bool) -> list[bool]:
-        """Returns whether a signal asks for a stop, minutes for a checkpoint, and the time limit for an end; on any
-        rank."""
-        minutes, most_s, now_s = self._save_minutes, self.limits.max_time_s, time.monotonic()
-        flags = [
-            self._stop.signum is not None,
-            minutes is not None and now_s - self._saved_at_s >= 60 * minutes,
-            most_s is not None and now_s - self._began_s >= most_s,
-        ]
-        if self._is_alone or validates or self.number % AGREE_EVERY_STEPS == 0:
-            return self._place.any_of(flags)
-        return [False, False, False]
-
-    def _is_save_due(self, is_last: bool, is_time: bool) -> bool:
-        every = self._save_every
-        return is_time or (is_last if every is None else self.number % every == 0)
-
-    def _limit(self, *, is_late: bool = False) -> str | None:
+    def _limit(self, *, is_late: bool) -> str | None:
         """Returns the limit that is reached, as a knob with its value."""
         limits = self.limits
         if limits.max_steps is not None and self.number >= limits.max_steps:
@@ -420,39 +398,41 @@ class Training:
 
     def _plan_ahead(self) -> None:
         """Notes from when on something may be due after a step, besides the end of an epoch."""
-        minutes, limits = self._save_minutes, self.limits
         rhythms = [self._save_every, None if self._is_alone else AGREE_EVERY_STEPS]
         if self._validation is not None:
-            rhythms.append(limits.validate_every_steps)
+            rhythms.append(self.limits.validate_every_steps)
         steps = [(self.number // every + 1) * every for every in rhythms if every]
-        self._due_step = min([*steps, *([] if limits.max_steps is None else [limits.max_steps])], default=math.inf)
-        times_s = [math.inf]
-        if self._is_alone and minutes is not None:
-            times_s.append(self._saved_at_s + 60 * minutes)
-        if self._is_alone and limits.max_time_s is not None:
-            times_s.append(self._began_s + limits.max_time_s)
-        self._due_s = min(times_s)
+        self._due_step = min([*steps, self.limits.max_steps or math.inf])
+        # Several ranks look at their clocks every few steps.
+        self._due_s = min(self._saved_at_s + self._save_s, self._began_s + self._most_s) if self._is_alone else math.inf
 
     def _end_epoch(self) -> None:
         self.epoch += 1
         self._hand_over()
-        for name, callback in self.callbacks.items():
-            self._ask(name, callback.epoch_ended)
-        if self.rates.monitor is not None:  # ranks that evaluate by themselves must lower it together
-            self.rates.epoch_ended(self._place.broadcast(dict(self.figures.latest)))
+        if self.limits.validate_every_steps is None:
+            self._show_callbacks()
+        self._show_rates(at_epoch_end=True)
 
-    def _ask(self, name: str, ask: Callable[[Mapping[str, float]], str | None]) -> None:
-        """Asks a callback whether training ends, by the latest metrics."""
-        try:
-            reason = self._place.broadcast(ask(self.figures.latest))
-        except UnknownMetric as error:
-            raise nobody_logs(f"callbacks.{name}.monitor", str(error), self.figures.latest) from error
-        if reason is not None and self.ended_by is None:
-            self.ended_by = f"{type(self.callbacks[name]).__name__}: {reason}"
+    def _show_callbacks(self) -> None:
+        """Shows callbacks the latest metrics, by which one may end the training."""
+        for name, callback in self.callbacks.items():
+            try:
+                callback.looked(self.figures.latest)
+            except UnknownMetric as error:
+                raise nobody_logs(f"callbacks.{name}.monitor", str(error), self.figures.latest) from error
+        self.ended_by = self.ended_by or self._ended_by_callback()
+
+    def _ended_by_callback(self) -> str | None:
+        ended = [f"{type(one).__name__}: {one.ended_by}" for one in self.callbacks.values() if one.ended_by is not None]
+        return self._place.broadcast(ended[0] if ended else None)
+
+    def _show_rates(self, *, at_epoch_end: bool) -> None:
+        if self.rates.monitor is not None:  # ranks that evaluate by themselves must lower it together
+            self.rates.follow(self._place.broadcast(dict(self.figures.latest)), at_epoch_end=at_epoch_end)
 
     # -- validation -----------------------------------------------------------------------------------------------
 
-    def _validate(self, *, may_prune: bool = True) -> None:
+    def _validate(self, *, is_at_end: bool = False) -> None:
         assert self._validation is not None
         watchers, figures, bar = self.watchers, self.figures, self.watchers.bar
         look = (lambda: None) if bar is None else partial(bar.look, "validating", self.number)
@@ -463,22 +443,21 @@ class Training:
                 averages.enter_context(callback.evaluating())
             figures.validated(self.model.evaluate("val", self._validation, self.number, look))
         self.clock.interrupt()
-        for name, callback in self.callbacks.items():
-            self._ask(name, callback.validated)
-        if may_prune and (reason := self._prune(self.number)) is not None:
-            self.ended_by = reason
-        if self.rates.monitor is not None:
-            self.rates.validated(self._place.broadcast(dict(figures.latest)))
+        if self.limits.validate_every_steps is not None:
+            self._show_callbacks()
+        if not is_at_end and (reason := self._prune(self.number)) is not None:
+            self.ended_by, self.is_pruned = reason, True
+        self._show_rates(at_epoch_end=False)
         if self.checkpoints is not None:
             value = figures.latest.get(f"val/{self.checkpoints.best_metric}")
             self._is_best = self._place.broadcast(self.checkpoints.is_best(value))
 
     def _validate_at_end(self) -> None:
         """Validates after the last step, which no rhythm asks for."""
-        if self.checkpoints is not None and not self.callbacks and self.rates.monitor is None:
+        if not self.callbacks and self.rates.monitor is None:
             self._save_last()  # a validation changes nothing of the state, and may take long
         drawn = generators.state(self.model.device)
-        self._validate(may_prune=False)
+        self._validate(is_at_end=True)
         generators.restore(drawn, self.model.device)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
@@ -488,9 +467,8 @@ class Training:
             return
         self._is_best = False
         self._prepare_save()
-        self.checkpoints.save_best(
-            self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan), self.number
-        )
+        value = self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan)
+        self.checkpoints.save_best(value, self.number)
 
     def _save_last(self) -> None:
         """Writes ``last.ckpt`` unless it has this step already.
@@ -506,19 +484,17 @@ class Training:
 
     def _save_before_stop(self) -> None:
         """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
-        if self.checkpoints is None:
-            return
         try:
             self._save_last()
         except NonFiniteLoss as error:
-            _LOG.warning("%s %s", error, self.checkpoints.way_back())
+            _LOG.warning("%s %s", error, self.checkpoints and self.checkpoints.way_back())
 
     def _prepare_save(self) -> None:
         self.clock.interrupt()
         self.watchers.on_save()
         first = max(self._checked_step + 1, self.figures.finite_step)  # a finite loss was computed before its step
-        losses = [self.model.totals.state_dict()["sums"].get("loss")]
-        is_good = is_finite(self.model.whole, self.model.device, [one for one in losses if one is not None])
+        loss = self.model.totals.state_dict()["sums"].get("loss")
+        is_good = is_finite(self.model.whole, self.model.device, [] if loss is None else [loss])
         if self._place.any_of([not is_good])[0]:
             raise non_finite(first, self.number)
         self._checked_step = self.number
@@ -535,6 +511,8 @@ class Training:
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries, on rank 0. Other ranks take part."""
         content = {**state_of(self), **more}
+        for name, callback in self.callbacks.items():
+            callback.save_to(content, name)
         if self.rank == 0:
             is_trusted = self.checkpoints is not None and self.checkpoints.options.trusted
             save(content if is_trusted else readable(content)[0], path)
@@ -543,7 +521,3 @@ class Training:
     def elapsed_s(self) -> float:
         """Seconds of training so far, those of earlier processes included."""
         return time.monotonic() - self._began_s
-
-    @elapsed_s.setter
-    def elapsed_s(self, before_s: float) -> None:
-        self._elapsed_before_s = before_s

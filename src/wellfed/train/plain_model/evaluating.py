@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
@@ -30,7 +29,6 @@ class Evaluating:
     An out-of-memory error halves that number for good. The pass over the split must then begin again.
     """
 
-    model: nn.Module
     evaluation: SplitMetrics
     splits: Mapping[str, Preparation]
     may_halve: bool
@@ -56,10 +54,9 @@ class Evaluating:
         Raises:
             OutOfMemoryExhausted: a single sample does not fit.
         """
-        if self.must_repeat:
-            return
         if delivery.is_padding:
             self._failure = delivery.failure
+        if self.must_repeat or delivery.is_padding:
             return
         prepare, evaluation = self.splits[split], self.evaluation
         sizes = MicroBatches(self._at_most or delivery.size).sizes(delivery.size)
@@ -103,8 +100,7 @@ class Evaluating:
         return self.evaluation.compute()
 
     def _merge_over_ranks(self) -> None:
-        failure = self._failure
-        message = None if failure is None else str(failure) or type(failure).__name__
+        message = None if self._failure is None else str(self._failure) or type(self._failure).__name__
         # Tensors would arrive on the device of the rank that sent them.
         state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
         ranks = []
@@ -113,8 +109,8 @@ class Evaluating:
             sent = [(message, state)]
             torch.distributed.broadcast_object_list(sent, src=rank)
             ranks.append(sent[0])
-        if failure is not None:
-            raise failure
+        if self._failure is not None:
+            raise self._failure
         for message, _ in ranks:
             if message is not None:
                 raise DataError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,36 +28,33 @@ class Means:
 
     def reset(self) -> None:
         """Resets the means."""
-        self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, int] = {}
+        self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def add(self, output: LossOutput, weight: int) -> None:
         """Adds a batch's values, which are means over this weight."""
-        if weight == 0:
-            return  # its means are not finite
-        for name, value in {**output.metrics, "loss": output.loss}.items():
-            weighted = value.detach().double().reshape(()) * weight
-            self._sums[name] = self._sums[name] + weighted if name in self._sums else weighted
-            self._weights[name] = self._weights.get(name, 0) + weight
+        if weight:  # means over nothing are not finite
+            for name, value in {**output.metrics, "loss": output.loss}.items():
+                self._add(name, value.detach().double().reshape(()) * weight, weight)
+
+    def _add(self, name: str, value: Tensor, weight: int) -> None:
+        before, weight_before = self._sums.get(name, (None, 0))
+        self._sums[name] = value if before is None else before + value, weight_before + weight
 
     def compute(self) -> dict[str, float]:
         """Returns the means, with one transfer to the host."""
-        if not self._sums:
-            return {}
-        sums = torch.stack(list(self._sums.values())).tolist()
-        return {name: value / self._weights[name] for name, value in zip(self._sums, sums, strict=True)}
+        sums = torch.stack([value for value, _ in self._sums.values()]).tolist() if self._sums else []
+        return {name: value / self._sums[name][1] for name, value in zip(self._sums, sums, strict=True)}
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def state(self) -> dict[str, tuple[Tensor, int]]:
         """Returns the sums of values and of weights."""
-        return self._sums, self._weights
+        return self._sums
 
-    def merge(self, states: Sequence[tuple[dict[str, Tensor], dict[str, int]]]) -> None:
+    def merge(self, states: Sequence[dict[str, tuple[Tensor, int]]]) -> None:
         """Replaces the state by the sum of the states of all ranks."""
         self.reset()
-        for sums, weights in states:
-            for name, value in sums.items():
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
-                self._weights[name] = self._weights.get(name, 0) + weights[name]
+        for state in states:
+            for name, (value, weight) in state.items():
+                self._add(name, value, weight)
 
 
 class TorchMetrics:
@@ -65,13 +62,10 @@ class TorchMetrics:
 
     def __init__(self, metrics: Metric | MetricCollection) -> None:
         self._metrics = metrics if isinstance(metrics, MetricCollection) else MetricCollection(metrics)
-        for metric in self._all():
+        self._all: list[Any] = [module for module in self._metrics.modules() if isinstance(module, Metric)]
+        for metric in self._all:
             metric.sync_on_compute = False  # numbers of batches may differ by rank: see `merge`
         self._warned_of: set[str] = set()
-
-    def _all(self) -> Iterator[Any]:
-        """Yields all metrics, nested ones too."""
-        return (module for module in self._metrics.modules() if isinstance(module, Metric))
 
     def reset(self) -> None:
         """Resets all metrics."""
@@ -88,19 +82,13 @@ class TorchMetrics:
             problem = f"{type(model).__name__}.loss gives no predictions for them."
             way_out = "Return LossOutput(loss, predictions=..., targets=...): what the metrics' update takes."
             raise ConfigError.of("workload.metrics", problem, way_out)
-        if isinstance(predictions, Mapping):
-            tensors, given = predictions.values(), dict(predictions)
-            self._move_to(tensors)
-            self._metrics.update(**given)
-        else:
-            arguments = (predictions,) if targets is None else (predictions, targets)
-            self._move_to(arguments)
-            self._metrics.update(*arguments)
-
-    def _move_to(self, arguments: Any) -> None:
-        device = next((value.device for value in arguments if isinstance(value, Tensor)), None)
-        if device is not None:
-            self._metrics.to(device)
+        named: dict[str, Any] = dict(predictions) if isinstance(predictions, Mapping) else {}
+        given = [] if named else [predictions] if targets is None else [predictions, targets]
+        for value in [*given, *named.values()]:
+            if isinstance(value, Tensor):
+                self._metrics.to(value.device)
+                break
+        self._metrics.update(*given, **named)
 
     def compute(self) -> dict[str, float]:
         """Returns the values by name; ``name_0``, ``name_1`` and so on for a metric with several."""
@@ -118,11 +106,11 @@ class TorchMetrics:
 
     def state(self) -> list[dict[str, Any]]:
         """Returns the state of each metric."""
-        return [dict(metric.metric_state) for metric in self._all()]
+        return [dict(metric.metric_state) for metric in self._all]
 
     def merge(self, states: Sequence[list[dict[str, Any]]]) -> None:
         """Merges the states of all ranks as torchmetrics does between ranks with equally many batches."""
-        for number, metric in enumerate(self._all()):
+        for number, metric in enumerate(self._all):
             for name, reduce in metric._reductions.items():
                 setattr(metric, name, _reduced([state[number][name] for state in states], reduce, metric.device))
             metric._computed, metric._update_count = None, max(1, metric._update_count)
