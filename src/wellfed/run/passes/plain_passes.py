@@ -110,7 +110,9 @@ class PlainPasses(RunPasses):
     ) -> None:
         """Trains, with the validations in between and after the last step; resumes from a checkpoint if there is one.
         ``pruner`` may end the training after any validation."""
-        self._check_splits()
+        best = self._config.trainer.best_metric
+        if best is not None and not self.evaluates("val"):
+            _LOG.warning("trainer.best_metric=%s has no effect: the data has no val split.", best)
         books, clock, pruning = self._books, self._clock(), self._pruning(pruner)
         watchers = self._watchers(
             on_start,
@@ -193,17 +195,6 @@ class PlainPasses(RunPasses):
         return training
 
     # -- evaluation -----------------------------------------------------------------------------------------------
-
-    def _check_splits(self) -> None:
-        """Raises the DataError of a split without batches before training. Warns of a metric without validation."""
-        best = self._config.trainer.best_metric
-        if best is not None and not self.evaluates("val"):
-            _LOG.warning(
-                "trainer.best_metric=%s has no effect: there is no validation. Give the data a val split.", best
-            )
-        for split in ("val", "test"):
-            if self.evaluates(split):
-                self._eval_loader(split).close()
 
     def _eval_loader(self, split: str, **more: Any) -> Any:
         return make_eval_loader(self._config, self._plan, self._objects.data, split, **more)

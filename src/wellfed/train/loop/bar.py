@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -58,10 +58,10 @@ class Bar:
         from rich import progress
         from rich.live import Live
 
-        bar = [] if self._total is None else [progress.BarColumn(24)]
-        left = [] if self._total is None else ["ETA", progress.TimeRemainingColumn()]
-        done, spent = progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
-        columns = ("{task.description:<10}", *bar, done, spent, *left)
+        columns: list[Any] = ["{task.description:<10}", progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
+        if self._total is not None:
+            columns.insert(1, progress.BarColumn(24))
+            columns += ["ETA", progress.TimeRemainingColumn()]
         self._progress = progress.Progress(*columns, console=self._console, get_time=self._clock)
         self._progress.add_task("training", total=self._total, completed=step)
         self._screen = Live(console=self._console, auto_refresh=False, transient=True)

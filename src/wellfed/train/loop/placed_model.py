@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -34,8 +33,6 @@ from wellfed.train.step.replicas import Ranks, Replicas, Shards
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepOptions, TrainStep
-
-_LOG = logging.getLogger(__name__)
 
 
 class PlacedModel:
@@ -269,14 +266,6 @@ class PlacedModel:
     def trained(self) -> list[str]:
         """Returns the names of the weights that are trained."""
         return [name for name, weight in self.model.named_parameters() if weight.requires_grad]
-
-    def resume_lowered(self, planned: int = 0, size: int = 0) -> None:
-        """Continues with the smaller micro-batch of the run that wrote the checkpoint, if the plan is the same."""
-        if planned == self.micro.size and self.micro.go_on_with(size):
-            _LOG.warning(
-                "Going on with micro-batches of %d: the run that wrote the checkpoint ran out of memory with more.",
-                self.micro.size,
-            )
 
     @contextmanager
     def only_timed(self) -> Iterator[None]:

@@ -45,8 +45,6 @@ def state_of(training: Training) -> dict[str, Any]:
         content["rng_of_ranks"] = place.gather(own)
     if training.scaler is not None:
         content["scaler"] = training.scaler.state_dict()
-    if len(model.micro.tried) > 1:  # sums of gradients over other micro-batches differ in the last bits
-        content["micro_batch"] = {"planned": model.micro.tried[0], "size": model.micro.size}
     return content
 
 
@@ -75,7 +73,6 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
         for name, callback in callbacks.items():
             callback.load_from(state, name)
-        model.resume_lowered(**state.get("micro_batch", {}))
         of_ranks = state.get("rng_of_ranks", ())
         if len(of_ranks) == place.size:
             drawn: Mapping[str, Any] | None = of_ranks[place.rank]

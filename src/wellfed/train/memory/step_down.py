@@ -34,15 +34,11 @@ class MicroBatches:
 
     def step_down(self) -> int | None:
         """Halves the size and returns it; None if it is 1."""
-        return self.size if self.go_on_with(max(1, self.size // 2)) else None
-
-    def go_on_with(self, size: int) -> bool:
-        """Moves to a smaller size, such as an earlier process of the run used; returns whether it is smaller."""
-        if size >= self.size:
-            return False
-        self.size = size
-        self.tried.append(size)
-        return True
+        if self.size == 1:
+            return None
+        self.size //= 2
+        self.tried.append(self.size)
+        return self.size
 
 
 @dataclass(frozen=True)
