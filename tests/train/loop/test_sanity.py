@@ -1,7 +1,5 @@
 """Batches of validation and test tried before training: they show errors and change no state."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
-from wellfed.train.loop.sanity import try_splits
+from wellfed.train.loop.sanity import try_split
 from wellfed.train.loop.training import Watchers
 
 
@@ -31,26 +29,25 @@ class Draws(tiny.TinyModel):
         return LossOutput(output.loss * (1 + 0.1 * torch.rand(())), output.metrics)
 
 
-@contextmanager
-def few(number: int = 1) -> Iterator[Any]:
-    yield islice(tiny.eval_loader(), number)
-
-
-def trained(splits: dict[str, Any], found: Any = lambda *_: None, model: Any = None) -> tuple[PlacedModel, list[Any]]:
+def trained(splits: list[str], found: Any = lambda *_: None, model: Any = None) -> tuple[PlacedModel, list[Any]]:
     rows: list[Any] = []
     torch.manual_seed(3)
     placed = loop.model(model=model or Draws())
     figures = Figures(lambda split, values, **at: rows.append((split, dict(values), at)), every=5, stops_on_nan=True)
-    watchers = Watchers(sanity=lambda: try_splits(placed, splits, found))
+
+    def sanity() -> None:
+        for split in splits:
+            found(split, try_split(placed, split, islice(tiny.eval_loader(), 1)))
+
+    watchers = Watchers(sanity=sanity)
     loop.fit(placed, figures=figures, validation=tiny.eval_loader(), watchers=watchers)
     return placed, rows
 
 
 def test_training_is_the_same_to_the_bit() -> None:
     found: list[Any] = []
-    splits = {"val": few, "test": few}
-    placed, rows = trained(splits, lambda split, metrics: found.append((split, set(metrics))))
-    other, other_rows = trained({})
+    placed, rows = trained(["val", "test"], lambda split, metrics: found.append((split, set(metrics))))
+    other, other_rows = trained([])
     assert found == [("val", {"loss", "rmse"}), ("test", {"loss", "rmse"})]
     assert torch.equal(loop.weights(placed), loop.weights(other))
     assert placed.model.asked == other.model.asked
@@ -63,7 +60,7 @@ def test_what_is_broken_shows_before_the_first_step() -> None:
         return KeyError("no such entry")
 
     with pytest.raises(KeyError, match="no such entry") as caught:
-        trained({"test": few}, model=tiny.TinyModel(fail=fails))
+        trained(["test"], model=tiny.TinyModel(fail=fails))
     assert caught.value.__notes__[-1] == "in the test batches that are tried before training"
 
 

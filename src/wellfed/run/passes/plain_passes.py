@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from wellfed.train.loop.ceiling import run_ceiling
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel, misfits
 from wellfed.train.loop.prefetch import prefetched
-from wellfed.train.loop.sanity import try_splits
+from wellfed.train.loop.sanity import try_split
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
@@ -200,20 +199,16 @@ class PlainPasses(RunPasses):
         return make_eval_loader(self._config, self._plan, self._objects.data, split, **more)
 
     def _try_splits(self) -> None:
-        """Evaluates a few batches of each split before training."""
+        """Evaluates a few batches of each split before training, and restores the generators that they draw from."""
         few = self._config.trainer.sanity_batches
-        if not few:
-            return
-        splits = [split for split in ("val", "test") if self.evaluates(split)]
-        opened = {split: partial(self._few, split, few) for split in splits}
-        try_splits(self._model, opened, partial(check_metrics, self._config, self._objects))
-
-    @contextmanager
-    def _few(self, split: str, few: int) -> Iterator[Any]:
-        """Yields the first batches of a split, and restores the generators that reading them draws from."""
-        loader = loader_of(self._objects.data, split)
-        with generators.kept(loader), closing(self._eval_loader(split, few=few)) as deliveries:
-            yield deliveries
+        for split in ("val", "test") if few else ():
+            if self.evaluates(split):
+                with (
+                    generators.kept(loader_of(self._objects.data, split)),
+                    closing(self._eval_loader(split, few=few)) as deliveries,
+                ):
+                    metrics = try_split(self._model, split, deliveries)
+                check_metrics(self._config, self._objects, split, metrics)
 
     @contextmanager
     def _open_split(self, split: str) -> Iterator[Any]:

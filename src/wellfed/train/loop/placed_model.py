@@ -162,7 +162,8 @@ class PlacedModel:
     def bring(self, delivery: Delivery, step: TrainStep) -> None:
         """Brings a batch of training to the device. One that does not fit stays on the host, and is moved in
         micro-batches."""
-        self._convert(delivery)
+        if self._precision.dtype is not None:
+            self._convert(delivery)
         if self._is_on_cpu or delivery.is_on_device:
             return
         step.passes.weigh(delivery)  # on the host, where that waits for nothing
@@ -173,8 +174,6 @@ class PlacedModel:
                 raise
 
     def _convert(self, delivery: Delivery) -> None:
-        if self._precision.dtype is None:
-            return
         dtype_of = self._precision.dtype_of
         delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor.to(dtype_of(tensor)))
 
@@ -214,7 +213,8 @@ class PlacedModel:
         evaluating.begin()
         with in_eval_mode(self.whole), torch.no_grad():
             for delivery in deliveries:
-                self._convert(delivery)
+                if self._precision.dtype is not None:
+                    self._convert(delivery)
                 with self._precision.forward() or nullcontext():
                     take(split, delivery, source, self.device, step)
                 del delivery  # frees its device memory while the next batch is fetched

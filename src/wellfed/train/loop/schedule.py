@@ -23,22 +23,19 @@ class Rates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
         """``factor`` returns the factor on the rates by finished steps."""
-        self._groups, self._factor, self._done = optimizer.param_groups, factor, 0
+        self._groups, self._factor, self._done = optimizer.param_groups, factor, -1
         self._base = [float(group["lr"]) for group in self._groups]
-        self._set()
+        self.stepped(False)
 
-    def _set(self) -> None:
+    def stepped(self, is_last: bool) -> None:
+        """Sets the rates of the next step; ``is_last``: the epoch is over."""
+        self._done += 1
         factor = self._factor(self._done)
         for group, base in zip(self._groups, self._base, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(base * factor)
             else:
                 group["lr"] = base * factor
-
-    def stepped(self, is_last: bool) -> None:
-        """Sets the rates of the next step; ``is_last``: the epoch is over."""
-        self._done += 1
-        self._set()
 
     def follow(self, metrics: Mapping[str, float], *, at_epoch_end: bool) -> None:
         """Adapts the rates to `monitor`, after a validation or at the end of an epoch."""
@@ -62,8 +59,8 @@ class Rates:
         self._load(state, optimizer)
 
     def _load(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        self._groups, self._done = optimizer.param_groups, int(state["done"])
-        self._set()
+        self._groups, self._done = optimizer.param_groups, int(state["done"]) - 1
+        self.stepped(False)
 
 
 class ScheduledRates(Rates):
