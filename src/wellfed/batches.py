@@ -21,26 +21,11 @@ from wellfed.contract import Batch
 from wellfed.errors import DataError
 
 
-def map_tensors(
-    batch: Batch,
-    apply: Callable[[Tensor], Tensor],
-    rest: Callable[[str, Any], Any] | None = None,
-    name: str = "batch",
-) -> Batch:
-    """Returns the same structure with every tensor replaced.
-
-    Args:
-        rest: replaces each member that holds no tensor, given its name; None = such members stay unchanged.
-    """
+def map_tensors(batch: Batch, apply: Callable[[Tensor], Tensor]) -> Batch:
+    """Returns the same structure with every tensor replaced."""
     if isinstance(batch, Tensor):
         return apply(batch)
-    if rest is not None and next(tensors(batch), None) is None:
-        return rest(name, batch)
-
-    def mapped(key: Any, item: Any) -> Any:
-        return map_tensors(item, apply, rest, name if rest is None else _member(name, batch, key))
-
-    return _rebuilt(batch, mapped) if _is_container(batch) else batch
+    return _rebuilt(batch, lambda _, item: map_tensors(item, apply)) if _is_container(batch) else batch
 
 
 def _is_container(value: Any) -> bool:
@@ -57,32 +42,30 @@ def _member(name: str, container: Any, key: Any) -> str:
     return f"{name}.{key}" if _has_fields(container) else f"{name}[{key!r}]"
 
 
-def _items(container: Any) -> Iterator[Any]:
+def _entries(container: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields key or field, and value, of each entry."""
     if isinstance(container, Mapping):
-        yield from container.values()
+        yield from container.items()
     elif isinstance(container, (tuple, list)):
-        yield from container
+        yield from zip(getattr(container, "_fields", range(len(container))), container, strict=True)
     else:
-        yield from (getattr(container, spec.name) for spec in dataclasses.fields(container))
+        yield from ((spec.name, getattr(container, spec.name)) for spec in dataclasses.fields(container))
 
 
 def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
     """Returns a container of the same type, with ``each(key, item)`` in place of every item."""
-    if isinstance(container, Mapping):
-        mapped = {key: each(key, item) for key, item in container.items()}
+    if isinstance(container, (Mapping, tuple, list)):
+        new = {key: each(key, item) for key, item in _entries(container)}
         if type(container) is dict:
-            return mapped
-        if not isinstance(container, (dict, UserDict)):
-            return type(container)(mapped)  # type: ignore[call-arg]
-        clone: Any = copy.copy(container)  # a defaultdict has more than its items
-        for key, item in mapped.items():
-            clone[key] = item
-        return clone
-    if isinstance(container, (tuple, list)):
-        if hasattr(container, "_fields"):
-            named = zip(container._fields, container, strict=True)
-            return type(container)(*(each(key, item) for key, item in named))
-        return type(container)(each(key, item) for key, item in enumerate(container))
+            return new
+        if isinstance(container, (dict, UserDict)):
+            clone: Any = copy.copy(container)  # a defaultdict has more than its items
+            for key, item in new.items():
+                clone[key] = item
+            return clone
+        if isinstance(container, Mapping):
+            return type(container)(new)  # type: ignore[call-arg]
+        return type(container)(*new.values()) if _has_fields(container) else type(container)(new.values())
     fields = {spec.name: spec.init for spec in dataclasses.fields(container)}
     given = {name: each(name, getattr(container, name)) for name, is_given in fields.items() if is_given}
     try:
@@ -100,7 +83,7 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif _is_container(batch):
-        for item in _items(batch):
+        for _, item in _entries(batch):
             yield from tensors(item)
 
 
@@ -108,15 +91,8 @@ def named_tensors(batch: Batch, name: str = "batch") -> list[tuple[str, Tensor]]
     """Returns all tensors of the batch with their names, as ``batch['inputs']``, depth first."""
     if isinstance(batch, Tensor):
         return [(name, batch)]
-    found: list[tuple[str, Tensor]] = []
-
-    def visit(key: Any, item: Any) -> Any:
-        found.extend(named_tensors(item, _member(name, batch, key)))
-        return item
-
-    if _is_container(batch):
-        _rebuilt(batch, visit)
-    return found
+    entries = _entries(batch) if _is_container(batch) else ()
+    return [found for key, item in entries for found in named_tensors(item, _member(name, batch, key))]
 
 
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
@@ -175,36 +151,45 @@ def bytes_by_dtype(batch: Batch) -> dict[str, int]:
 
 
 def map_rows(
-    batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any]
+    batch: Batch,
+    num_samples: int,
+    of_tensor: Callable[[Tensor], Tensor],
+    of_rows: Callable[[Any], Any],
+    name: str = "batch",
 ) -> Batch:
     """Returns the same structure with every member replaced that has an entry per sample.
 
     These are all tensors, and numpy arrays, lists and tuples of ``num_samples`` entries. None, strings and booleans
     stay unchanged.
 
+    Args:
+        name: of the batch, for messages.
+
     Raises:
         DataError: a member can't be cut with the samples; the error names it.
     """
+    if isinstance(batch, Tensor):
+        return of_tensor(batch)
+    if next(tensors(batch), None) is None:
+        if _is_constant(batch):
+            return batch
+        if _has_length(batch, num_samples):
+            if _may_hold_rows(batch, num_samples):
+                raise _uncut(name, num_samples, f"{_described(batch)} that are as long, one a sample or one a member")
+            return of_rows(batch)
+        if not _is_container(batch) or (type(batch) in (list, tuple) and all(map(_is_constant, batch))):
+            raise _uncut(name, num_samples, _described(batch))
 
-    def rest(name: str, value: Any) -> Any:
-        if _is_constant(value):
-            return value
-        if _has_length(value, num_samples):
-            if _may_hold_rows(value, num_samples):
-                raise _uncut(name, num_samples, f"{_described(value)} that are as long, one a sample or one a member")
-            return of_rows(value)
-        is_plain = type(value) in (list, tuple) and all(map(_is_constant, value))
-        if _is_container(value) and not is_plain:
-            return _rebuilt(value, lambda key, item: rest(_member(name, value, key), item))
-        raise _uncut(name, num_samples, _described(value))
+    def mapped(key: Any, item: Any) -> Any:
+        return map_rows(item, num_samples, of_tensor, of_rows, _member(name, batch, key))
 
-    return map_tensors(batch, of_tensor, rest)
+    return _rebuilt(batch, mapped)
 
 
 def _is_constant(value: Any) -> bool:
     """Returns whether a member is the same for any part of a batch."""
     is_plain = value is None or isinstance(value, (str, bytes, bool, Enum, torch.dtype, torch.device))
-    return is_plain or (_is_container(value) and not any(True for _ in _items(value)))
+    return is_plain or (_is_container(value) and not any(True for _ in _entries(value)))
 
 
 def _has_length(value: Any, num_samples: int) -> bool:

@@ -180,18 +180,6 @@ def test_what_gives_no_epoch_is_an_error(make: Any, message: str) -> None:
         [one for loader in [OwnLoader(make())] for _ in range(2) for one in loader]
 
 
-def test_an_error_comes_after_the_batches_before_it() -> None:
-    class Broken(IterableDataset):
-        def __iter__(self) -> Any:
-            yield from torch.zeros(4, 1)
-            raise OSError("the disk is gone")
-
-    seen: list[bool] = []
-    with pytest.raises(OSError, match="the disk is gone"):
-        seen.extend(one.is_last for one in OwnLoader(DataLoader(Broken(), 2)))
-    assert seen == [False, False]
-
-
 STEP_SIZES = {"in order": 4, "a batch sampler": 4, "lists": None, "no batch size": None, "an iterable": None}
 
 

@@ -117,7 +117,7 @@ def time_backends(
     """
     if not plans:
         return found
-    step = step or _stand_in(max(SHORTEST_STEP_MS, found.build_ms), on_gpu=on_gpu)
+    step = step or TrialStep(_stand_in(max(SHORTEST_STEP_MS, found.build_ms) / 1000, on_gpu=on_gpu), lambda: None)
     timed: dict[str, BackendTime] = {}
     failed: list[str] = []
     with without_side_effects(data):
@@ -186,18 +186,16 @@ def _endless(loader: Loader) -> Iterator[Delivery]:
     return chain.from_iterable(repeat(loader))
 
 
-def _stand_in(step_ms: float, *, on_gpu: bool) -> TrialStep:
+def _stand_in(step_s: float, *, on_gpu: bool) -> Callable[[Any], None]:
     """Returns a step that takes time, and on a CPU the cores."""
-    if on_gpu:
-        return TrialStep(lambda _: time.sleep(step_ms / 1000), lambda: None)
     table = torch.ones(128, 128)
 
     def work(_: Any) -> None:
-        until_s = time.thread_time() + step_ms / 1000  # takes longer if workers need the cores
+        until_s = time.thread_time() + step_s  # takes longer if workers need the cores
         while time.thread_time() < until_s:
             torch.mm(table, table)
 
-    return TrialStep(work, lambda: None)
+    return (lambda _: time.sleep(step_s)) if on_gpu else work
 
 
 @contextmanager

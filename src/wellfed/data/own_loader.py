@@ -248,16 +248,10 @@ class OwnLoader:
         held: Any = next(found, none)
         while held is not none:
             ahead: Any = none
-            failure: Exception | None = None
             if number != most:
-                try:
-                    with self._before.reading() if self._is_here and self._has_place else nullcontext():
-                        ahead = next(found, none)
-                except Exception as error:  # noqa: BLE001  the previous batch is sound
-                    failure = error
-            yield held, ahead is none and failure is None
-            if failure is not None:
-                raise failure
+                with self._before.reading() if self._is_here and self._has_place else nullcontext():
+                    ahead = next(found, none)
+            yield held, ahead is none
             held, number = ahead, number + 1
 
     def _num_left(self) -> int | None:
