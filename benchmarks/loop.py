@@ -3,7 +3,7 @@
     python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--only raw ours ours_bare] [--out RECORD]
     python benchmarks/loop.py --calls
 
-Six loops take turns within one process, in another order each round:
+Seven loops take turns within one process, in another order each round:
 
 - `raw`: plain PyTorch;
 - `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and
@@ -11,7 +11,9 @@ Six loops take turns within one process, in another order each round:
 - `ours_bare`: the same with telemetry=none and logger=none;
 - `lightning_default`: Lightning with its defaults and one self.log a step;
 - `lightning_bare`: Lightning with all of that switched off;
-- `fabric`: Lightning's Fabric, which leaves the loop to its user.
+- `fabric`: Lightning's Fabric, which leaves the loop to its user;
+- `guest`: a run of the LightningModule of `lightning_default`, with telemetry and a CSV logger. Their weights must be
+  equal at the end.
 
 All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
 one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
@@ -50,6 +52,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks.measuring import compared, counted, finish, interval, turned  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
+from wellfed.generators import seed_everything  # noqa: E402
 from wellfed.observe.timing import step_clock  # noqa: E402
 from wellfed.run.train import train  # noqa: E402
 from wellfed.train.loop import bar  # noqa: E402
@@ -74,6 +77,11 @@ model: {{_target_: benchmarks.loop.%s}}
 data: {{_target_: benchmarks.loop.datasets, num_steps: 0}}
 optimizer: {{_target_: torch.optim.AdamW, lr: {LR}}}
 schedule: {{name: constant}}
+"""
+GUEST = """
+name: loop
+model: {_target_: benchmarks.loop.Lit, model: %s, logs: true}
+data: {_target_: benchmarks.loop.loaders, num_steps: 0}
 """
 
 
@@ -132,6 +140,8 @@ class Steps:
         self._wall_s: list[float] = []
         self._cpu_s: list[float] = []
         self._calls: list[Counter[Any]] = []
+        self.weights: Tensor | None = None
+        """Weights of a LightningModule at the end of its training."""
 
     def fetched(self) -> None:
         """Marks that a batch is fetched; called by the training thread."""
@@ -218,6 +228,11 @@ class Batches:
             yield self._data.fetch(indices)
 
 
+def loaders(num_steps: int) -> Datasets:
+    """What the run of a LightningModule reads."""
+    return Datasets(Batches(num_steps))
+
+
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """As `WORKLOAD` says; the run of ours adds ``fused`` by itself."""
     return torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
@@ -236,17 +251,26 @@ def raw(num_steps: int, scratch: Path, model: str = "mlp") -> None:
 
 def ours(num_steps: int, scratch: Path, model: str = "mlp", *more: str) -> None:
     """Trains as the command line does, without the ceiling after the training."""
+    more = more or ("telemetry.ceiling_steps=0", "logger.mode=offline")
+    _run(WORKLOAD % MODELS[model].__name__, num_steps, scratch, "loader.backend=inline", *more)
+
+
+def guest(num_steps: int, scratch: Path, model: str = "mlp") -> None:
+    """Trains the LightningModule of `lightning_default` as the command line does."""
+    _run(GUEST % model, num_steps, scratch, "telemetry.ceiling_steps=0", "logger=csv")
+
+
+def _run(workload: str, num_steps: int, scratch: Path, *more: str) -> None:
     (scratch / "workload").mkdir(exist_ok=True)
-    (scratch / "workload" / "loop.yaml").write_text(WORKLOAD % MODELS[model].__name__)
+    (scratch / "workload" / "loop.yaml").write_text(workload)
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
     overrides = [
         "workload=loop",
-        "loader.backend=inline",
         f"workload.data.num_steps={num_steps}",
         "trainer.max_epochs=1",
         "trainer.accelerator=cpu",
         f"trainer.gradient_clip={CLIP}",
-        *(more or ["telemetry.ceiling_steps=0", "logger.mode=offline"]),
+        *more,
         f"hydra.run.dir={folder}",
     ]
     code = train(compose(overrides, extra_dirs=[scratch]))
@@ -275,6 +299,9 @@ class Lit(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer_of(self.model)
 
+    def on_train_end(self) -> None:
+        steps.weights = nn.utils.parameters_to_vector(self.parameters()).detach()
+
 
 def lightning_default(num_steps: int, scratch: Path, model: str = "mlp") -> None:
     """Trains with Lightning's own callbacks, progress bar and CSV logger; a row every 50 steps."""
@@ -291,6 +318,7 @@ def _lightning(num_steps: int, scratch: Path, model: str, *, logs: bool, **optio
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, gradient_clip_val=CLIP, default_root_dir=scratch, devices=1, **options
     )
+    seed_everything(1)
     trainer.fit(Lit(model, logs), Batches(num_steps))
 
 
@@ -310,7 +338,7 @@ def fabric(num_steps: int, scratch: Path, model: str = "mlp") -> None:
 
 
 LOOPS: dict[str, Callable[..., None]] = {
-    loop.__name__: loop for loop in (raw, ours, ours_bare, lightning_default, lightning_bare, fabric)
+    loop.__name__: loop for loop in (raw, ours, ours_bare, lightning_default, lightning_bare, fabric, guest)
 }
 
 
@@ -357,10 +385,15 @@ def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -
     found: dict[str, list[Cost]] = {name: [] for name in names}
     with prepared() as scratch:
         for number in range(rounds + 1):
+            weights: dict[str, Tensor | None] = {}
             for name in turned(names, number):
-                cost = watched(name, num_steps if number else WARMUP + 10, scratch, model).cost()
+                ended = watched(name, num_steps if number else WARMUP + 10, scratch, model)
+                weights[name] = ended.weights
                 if number:
-                    found[name].append(cost)
+                    found[name].append(ended.cost())
+            one, other = weights.get("guest"), weights.get("lightning_default")
+            if one is not None and other is not None and not torch.equal(one, other):
+                raise RuntimeError("A LightningModule ends with other weights than under Lightning's Trainer.")
     return found
 
 
@@ -463,6 +496,10 @@ def rows_of(
         rows += compared(f"added to a step, {title}", "us", added_us[name], peers, less_is_better=True)
         if model == "mlp":
             rows += _rows_of_calls(name, calls)
+    if {"guest", "lightning_default"} <= found.keys():
+        own, theirs = ([cost.wall_us for cost in found[name]] for name in ("guest", "lightning_default"))
+        what = f"a step{of_ms} of a LightningModule"
+        rows += compared(what, "us", own, {"Lightning's Trainer": theirs}, less_is_better=True)
     return rows
 
 
