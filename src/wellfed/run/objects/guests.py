@@ -167,7 +167,7 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
         return objects.model
     from wellfed.run.objects.evaluation import make_metrics
     from wellfed.run.objects.optimizers import make_optimizer, make_scheduling
-    from wellfed.train.guest.module import PlainModule, Wrapping
+    from wellfed.train.guest.module import PlainModule
     from wellfed.train.memory.features import FeatureTable
     from wellfed.train.plain_model.scheduling import Schedule
     from wellfed.train.plain_model.split_metrics import SplitMetrics
@@ -191,14 +191,14 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
         return getattr(found.loaders, "dataset", None) if isinstance(found, ReadByLightning) else found
 
     mode: Any = plan.memory.features or "dynamic"
-    wrapping = Wrapping(
+    return PlainModule(
+        model,
         prepare={split: Preparation(dataset_of(split), config.seed, model) for split in SPLITS},
         metrics=SplitMetrics(model, data.evaluation, make_metrics(config)),
         optimizers=optimizers,
         features=None if features is None else FeatureTable(features, mode, may_change=False),
         on_event=on_event,
     )
-    return PlainModule(model, wrapping)
 
 
 def factor_of(optimizer: Any, factor: Any) -> Any:

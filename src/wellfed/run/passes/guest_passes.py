@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -36,7 +35,7 @@ from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
 from wellfed.train.guest.saves import LastAsBest, Saves
-from wellfed.train.guest.watchers import CheckedCallbacks, Watchers
+from wellfed.train.guest.watchers import Watchers
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits
 from wellfed.train.memory import breakdown
@@ -45,8 +44,6 @@ from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.loss_faults import add_context_of_module
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
-
-_LOG = logging.getLogger(__name__)
 
 
 class GuestPasses(RunPasses):
@@ -209,7 +206,7 @@ class GuestPasses(RunPasses):
         steps = self._steps(clock, watch, on_start, warmup_steps=warmup, **more)
         users = Together([*self._objects.callbacks.values()], OF_STEPS)
         limits = Limits(max_steps=warmup + most_steps)
-        trainer = self._trainer([steps, self._logged], [users], watch, limits, validates=False)
+        trainer = self._trainer([steps, self._logged, alone.NoSchedulers()], [users], watch, limits, validates=False)
         with self._training(), alone.steps_alone(self.module, is_set_up=False):
             self._fit(trainer, steps, None, None)
         self.ranks.compare()
@@ -243,9 +240,8 @@ class GuestPasses(RunPasses):
 
     def _trainer(self, first: Sequence[Any], last: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
         loggers = for_trainer(self._books.loggers, self._logged.logged, self._books.folder)
-        checked = CheckedCallbacks(self._config.trainer.strategy.value)
         parts = [] if self._parts is None else [SchedulersOfParts()]
-        callbacks = [Together([*first, checked, *parts]), *last]
+        callbacks = [Together([*first, *parts]), *last]
         return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
 
     def _make_trainer(self, callbacks: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
@@ -345,7 +341,7 @@ class GuestPasses(RunPasses):
         is_set_up = module._trainer is not None or self._loaders.owner is module
         watch = Watch(clock, {})
         steps = Steps(clock, rows.extend, Progress(), watch)
-        trainer = self._make_trainer([steps], watch, Limits(max_epochs=1), validates=False)
+        trainer = self._make_trainer([steps, alone.NoSchedulers()], watch, Limits(max_epochs=1), validates=False)
         num_steps = alone.least_of_ranks(num_steps if deliveries else 0, trainer)
         if num_steps == 0:
             return None

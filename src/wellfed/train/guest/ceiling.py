@@ -90,9 +90,6 @@ def steps_alone(module: pl.LightningModule, data_module: Any = None, *, is_set_u
     instead["configure_callbacks"] = list
     if is_set_up:
         instead |= dict.fromkeys((*_DONE_BEFORE, "configure_model"), _nothing)
-    if module.automatic_optimization:  # with manual optimization the step calls the schedulers
-        own = module.configure_optimizers
-        instead["configure_optimizers"] = lambda: _optimizers_of(own())
     with ExitStack() as stack:
         stack.enter_context(replaced(module, instead))
         if data_module is not None:
@@ -104,12 +101,9 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Does nothing, in place of a hook."""
 
 
-def _optimizers_of(configured: Any) -> Any:
-    """Returns the optimizers in any form of the result of ``configure_optimizers``."""
-    if isinstance(configured, dict):
-        return configured["optimizer"]
-    if not isinstance(configured, (list, tuple)):
-        return configured
-    if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
-        return configured[0]
-    return [_optimizers_of(one) for one in configured]
+class NoSchedulers(pl.Callback):
+    """Steps without the schedulers of ``configure_optimizers``, which count and may monitor a validation."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if module.automatic_optimization:  # with manual optimization the step calls them
+            trainer.lr_scheduler_configs.clear()

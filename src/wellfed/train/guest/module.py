@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +19,52 @@ from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 
 
-@dataclass(frozen=True)
-class Wrapping:
-    """Data, step and metrics of a plain model."""
-
-    prepare: Mapping[str, Preparation]
-    """Data of evaluation by split."""
-    metrics: SplitMetrics
-    optimizers: Callable[[], dict[str, Any]]
-    """Returns what ``configure_optimizers`` returns."""
-    features: FeatureTable | None = None
-    on_event: Callable[..., None] = field(default=lambda kind, **facts: None)
-
-
 class PlainModule(pl.LightningModule):
     """A model with ``loss(batch)`` (see `wellfed.contract`). It logs its loss and metrics as ``train/``, ``val/``..."""
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        prepare: Mapping[str, Preparation],
+        metrics: SplitMetrics,
+        optimizers: Callable[[], dict[str, Any]],
+        features: FeatureTable | None,
+        on_event: Callable[..., None],
+    ) -> None:
+        """
+        Args:
+            prepare: data of evaluation by split.
+            optimizers: returns what ``configure_optimizers`` returns.
+        """
         super().__init__()
-        self.model, self._wrapping = model, wrapping
+        self.model, self._prepare, self._metrics = model, prepare, metrics
+        self._optimizers, self._features, self._on_event = optimizers, features, on_event
         self._loss = Loss(model, "none", lambda message: None)
 
     @property
     def best_of_validation(self) -> tuple[str, str]:
         """Name and direction of the metric that picks the best checkpoint."""
-        return self._wrapping.metrics.best_metric, self._wrapping.metrics.best_mode
+        return self._metrics.best_metric, self._metrics.best_mode
 
     def artifacts_of_test(self, folder: Path) -> dict[str, Path]:
         """Returns the files that the workload's evaluation writes."""
-        return self._wrapping.metrics.artifacts(folder)
+        return self._metrics.artifacts(folder)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        return self._wrapping.optimizers()
+        return self._optimizers()
 
     def on_fit_start(self) -> None:
-        self._hold()
+        if self._features is not None:
+            self._features.hold(self.model, self.device, self._on_event)
 
     on_validation_start = on_test_start = on_fit_start
 
-    def _hold(self) -> None:
-        if self._wrapping.features is not None:
-            self._wrapping.features.hold(self.model, self.device, self._wrapping.on_event)
-
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
-        features, position = self._wrapping.features, Delivery(batch, self.current_epoch, number, 0)
+        features, position = self._features, Delivery(batch, self.current_epoch, number, 0)
         if split == "train" and (latest := latest_of(self.trainer)) is not None:
             position.epoch, position.index = latest.epoch, latest.index
         part = number % self.trainer.accumulate_grad_batches if split == "train" else 0
-        return self._wrapping.prepare[split](batch, position, part, features.source if features else None)
+        return self._prepare[split](batch, position, part, features.source if features else None)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         output = self._loss(self._prepared("train", batch, batch_idx))
@@ -76,7 +73,7 @@ class PlainModule(pl.LightningModule):
         return output.loss
 
     def on_validation_epoch_start(self) -> None:
-        self._wrapping.metrics.reset()
+        self._metrics.reset()
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -87,15 +84,13 @@ class PlainModule(pl.LightningModule):
         self._evaluate("test", batch, batch_idx)
 
     def _evaluate(self, split: str, batch: Batch, number: int) -> None:
-        prepare, features = self._wrapping.prepare[split], self._wrapping.features
-        weight = prepare.weight(batch, samples_of(batch)) if self._wrapping.metrics.takes_loss else 0
+        prepare, features = self._prepare[split], self._features
+        weight = prepare.weight(batch, samples_of(batch)) if self._metrics.takes_loss else 0
         batch = self._prepared(split, batch, number)
-        self._wrapping.metrics.update(batch, weight, features.source if features else None)
+        self._metrics.update(batch, weight, features.source if features else None)
 
     def on_validation_epoch_end(self) -> None:
-        found = self._wrapping.metrics.compute()
-        self.log_dict({f"val/{name}": torch.tensor(value) for name, value in found.items()})
+        split = "test" if self.trainer.testing else "val"
+        self.log_dict({f"{split}/{name}": torch.tensor(value) for name, value in self._metrics.compute().items()})
 
-    def on_test_epoch_end(self) -> None:
-        found = self._wrapping.metrics.compute()
-        self.log_dict({f"test/{name}": torch.tensor(value) for name, value in found.items()})
+    on_test_epoch_end = on_validation_epoch_end
