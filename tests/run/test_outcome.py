@@ -84,6 +84,20 @@ def test_the_line_that_tells_is_the_message_of_a_lost_worker():
     assert "loader.num_workers" in found.advice
 
 
+class Broken(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise KeyError("label")
+
+
+def test_an_error_in_a_users_worker_is_its_own_last_line():
+    with pytest.raises(KeyError) as raised:
+        next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
+    assert outcome_of(raised.value, has_trained=True).message == "KeyError: 'label' (in DataLoader worker process 0)"
+
+
 GONE = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3969."
 
 

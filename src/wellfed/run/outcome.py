@@ -40,6 +40,9 @@ _RANK_GONE = re.compile(
     r"Socket Timeout|Timed out waiting \d+ms for (recv|send)|failed to recv, got 0 bytes).*"
 )
 
+_IN_WORKER = re.compile(r"Caught \w+ (in DataLoader worker process \d+)")
+"""Begin of the text under which torch raises a worker's error in the training process."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -123,7 +126,15 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         return Outcome("failed", failed, "code", message, "The error of that rank comes first.", is_of_other_rank=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
-    return Outcome("failed", failed, "code", f"{type(error).__name__}: {error}{noted}", is_expected=False)
+    message = _of_worker(error) or f"{type(error).__name__}: {error}"
+    return Outcome("failed", failed, "code", f"{message}{noted}", is_expected=False)
+
+
+def _of_worker(error: BaseException) -> str | None:
+    """Returns the last line of an error that a worker of a DataLoader has sent, without its traceback; else None."""
+    lines = str(error).strip().splitlines()
+    found = _IN_WORKER.match(lines[0]) if lines else None
+    return None if found is None else f"{lines[-1].strip()} ({found.group(1)})"
 
 
 def lost_rank(error: BaseException) -> str | None:
