@@ -36,7 +36,7 @@ from wellfed.train.step.train_step import TrainStep
 CPU = torch.device("cpu")
 BLOCK_BYTES = 512
 """Smallest block of the CUDA allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-PARTS = (16, 4, 1)
+PARTS = (16, 4, 2, 1)
 """Micro-batches that are measured, as parts of the whole step, besides the smallest."""
 
 
