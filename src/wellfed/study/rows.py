@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -248,7 +249,7 @@ def read_rows(folder: Path, metric: TrialMetric | None = None, code: str = "", *
             record = RunRecord.read(path.parent)
             if record.trial is not None:
                 found.rows.append(row_of(path.parent, record, metric))
-            elif record.status in ("running", "killed", "interrupted"):
+            elif record.status in ("running", "killed", "interrupted") or not record.started_at:
                 found.unfinished.append(record)
             else:
                 adopted.append((path.parent, record))
@@ -256,7 +257,8 @@ def read_rows(folder: Path, metric: TrialMetric | None = None, code: str = "", *
     for own, record in sorted(adopted):
         number = None if metric is None else next(each for each in count() if each not in taken)
         taken.add(number)
-        note_end(record, code, 1, number, record.duration_s)
+        ended = datetime.fromisoformat(record.started_at) + timedelta(seconds=record.duration_s)
+        note_end(record, code, 1, number, record.duration_s, ended)
         if adopts:
             record.write(own)
         found.rows.append(row_of(own, record, metric))

@@ -93,9 +93,9 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = f"Mostly the system's out-of-memory killer: {LESS_HOST_MEMORY} or data."
 
 
-def note_end(record: RunRecord, code: str, attempt: int, number: int | None, seconds: float) -> None:
+def note_end(record: RunRecord, code: str, attempt: int, number: int | None, seconds: float, ended: datetime) -> None:
     """Sets what a study notes in the record of a trial that has ended."""
-    ended_at = datetime.now(UTC).isoformat(timespec="microseconds")
+    ended_at = ended.isoformat(timespec="microseconds")
     record.trial = {
         "code": code,
         "attempt": attempt,
@@ -121,7 +121,7 @@ def write_end(
     """
     folder = study / trial.folder
     record = _ended_record(trial, end, folder, group) if end.not_started is None else _refused_record(trial, end)
-    note_end(record, code, trial.attempt, trial.number, end.seconds)
+    note_end(record, code, trial.attempt, trial.number, end.seconds, datetime.now(UTC))
     if writes and end.not_started != "interrupted":
         if end.not_started is not None:
             open_trial_folder(folder)
