@@ -84,6 +84,25 @@ def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_p
     assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "typed", "added"),
+    [
+        ({"memory.micro_batch": 4}, (), ["memory.micro_batch=4", "memory.accumulate=null"]),
+        ({"memory.micro_batch": 4, "memory.accumulate": 2}, (), ["memory.accumulate=2", "memory.micro_batch=null"]),
+        ({"memory.micro_batch": 4}, ("memory.micro_batch=8",), []),
+        ({"workload.optimizer.foreach": False}, (), []),
+    ],
+)
+def test_a_micro_batch_that_a_run_restarted_with_is_kept(tmp_path, changes, typed, added):
+    """Gradients summed over other parts are not the same bit for bit."""
+    events = [{"kind": "restart", "changes": {"memory.micro_batch": 8}}, {"kind": "restart", "changes": changes}]
+    if not added:
+        del events[0]
+    folder = run(tmp_path / "a", overrides=["memory.accumulate=1"], events=events)
+    expanded = expand([f"resume={folder}", *typed])
+    assert [text for text in expanded if text.startswith("memory.")] == ["memory.accumulate=1", *added, *typed]
+
+
 def test_rerun_replays_the_overrides(tmp_path):
     folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
     assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", "seed=6", f"rerun='{folder}'"]

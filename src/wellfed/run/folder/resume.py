@@ -72,7 +72,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     if knob == "rerun":  # a trial of a sweep is replayed as the run that it was measured for
         before = [text for text in before if not text.startswith("sweep")]
     elif earlier is not None:
-        before += derived_overrides(earlier)
+        before += [*_size_after_restarts(earlier, rest), *derived_overrides(earlier)]
     folder = [assigned("hydra.run.dir", str(path))] if is_folder and knob == "resume" else []
     return [*_kept(before, rest), *rest, *folder, assigned(knob, str(path))]
 
@@ -255,6 +255,16 @@ def _is_moved(old: Any, new: Any) -> bool:
         return False
     paths = PurePath(old), PurePath(new)
     return paths[0].name == paths[1].name and any(len(path.parts) > 1 for path in paths)
+
+
+def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
+    """Returns overrides for the micro-batch of a run that restarted with less: other sums differ in their last bits."""
+    sizes = [event["changes"] for event in earlier.events if "memory.micro_batch" in (event.get("changes") or ())]
+    if not sizes or any(key_value(text)[0] in ("memory", "memory.micro_batch", "memory.accumulate") for text in later):
+        return []
+    is_guest = "memory.accumulate" in sizes[-1]
+    used, other = ("accumulate", "micro_batch") if is_guest else ("micro_batch", "accumulate")
+    return [f"memory.{used}={sizes[-1][f'memory.{used}']}", f"memory.{other}=null"]
 
 
 def derived_overrides(earlier: RunRecord) -> list[str]:
