@@ -108,14 +108,13 @@ def locate(path: Path) -> Target:
         if not is_readable(path):
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
-    checkpoints = checkpoints_of(path)
-    checkpoint = next(filter(is_readable, checkpoints), None)
     if (writer := _writer(path, earlier)) is not None:
         way_out = "Wait, or stop it."
-        if checkpoint is not None and earlier.host_name != socket.gethostname():
+        if earlier.host_name != socket.gethostname() and (checkpoint := latest_checkpoint(path)) is not None:
             way_out += f" If it was killed there, go on in a new folder: resume={checkpoint}"
         raise ConfigError.of(where, f"is still running ({writer}).", way_out)
-    if checkpoint is None:
+    checkpoints = checkpoints_of(path)
+    if (checkpoint := latest_checkpoint(path)) is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
     return Target(checkpoint, True, earlier, tuple(checkpoints[: checkpoints.index(checkpoint)]))
 
@@ -163,8 +162,8 @@ def find_latest(config: RunConfig) -> Path | None:
     """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     passed_over, found = [], None
-    for folder in sorted(sorted(filter(folder_lookup.RUN.is_in, runs.glob("*"))), key=folder_lookup.RUN.time)[::-1]:
-        if _read(folder, f"resume=auto: {folder}").status == "ok":
+    for folder in sorted(sorted(runs.glob("*")), key=folder_lookup.RUN.time, reverse=True):
+        if not folder_lookup.RUN.is_in(folder) or _read(folder, f"resume=auto: {folder}").status == "ok":
             continue
         try:
             found = locate(folder).folder
