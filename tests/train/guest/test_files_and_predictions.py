@@ -76,5 +76,6 @@ def test_a_file_that_could_not_be_written_ends_the_run_as_failed(
 
     monkeypatch.setattr(PlainCheckpointIO, "save_checkpoint", fails)
     ran = guest(tmp_path, "tests.train.guest.brought.Module", DATA, "trainer.max_epochs=2").fit()
-    with pytest.raises(LastSaveFailed, match=rf"The weights of step 12 could not be written to .*{name}: .Errno 28. No space"):
+    said = rf"The weights of step 12 could not be written to .*{name}: .Errno 28. No space"
+    with pytest.raises(LastSaveFailed, match=said):
         ran.passes.check_saved()
