@@ -225,7 +225,8 @@ def training(
 
     def fill() -> None:
         model.eval()
-        source[0] = hold(features, mode, device, None if on_host is None else on_host.to(device, copy=True))  # type: ignore[arg-type]
+        held = features if on_host is None else replace(features, store=lambda: on_host.to(device, copy=True))
+        source[0] = hold(held, mode, device)
 
     if features is not None:
         yield fill
