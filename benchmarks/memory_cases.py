@@ -235,7 +235,7 @@ def training(
     for group in optimizer.param_groups:  # what None means on CUDA
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
-    loss = Loss(model, "none", print)
+    loss = Loss(model)
     computation = Computation(
         model, loss, task.prepare, precision, device, ranks=_AsOnCuda(), features=lambda: source[0]
     )

@@ -2,12 +2,10 @@
 
 import os
 import pickle
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -53,12 +51,7 @@ VALUES = {
     "day": date(2026, 1, 2),
     "time": time(3, 4),
     "span": timedelta(3, 4),
-    "decimal": Decimal("1.10"),
-    "fraction": Fraction(1, 3),
-    "range": range(1, 9, 2),
-    "counted": Counter("aab"),
     "set": {1, "a"},
-    "frozen": frozenset({1, 2}),
     "queue": deque([np.int64(1), [Path("a")]], maxlen=3),
     "by default": defaultdict(list, {"a": [date(2026, 1, 2)]}),
     "without default": defaultdict(None, {"a": 1}),
@@ -89,7 +82,6 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
     assert str(found) == str(content)
     assert type(found["state_dict"]) is OrderedDict
     assert found["state_dict"]._metadata == net.state_dict()._metadata  # BatchNorm's version among it
-    assert kept({"view": MappingProxyType({"x": 1})}, tmp_path / "b.ckpt") == {"view": {"x": 1}}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +89,8 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
     [
         (Thing(), f"{__name__}.Thing"),
         ({"inner": [1, Thing()]}, f"{__name__}.Thing"),
+        (Decimal(1), "decimal.Decimal"),
+        (frozenset({1}), "frozenset"),
         (Thing, "type"),
         ({Thing: 1}, "type"),
         (lambda: 0, "function"),

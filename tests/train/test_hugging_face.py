@@ -87,7 +87,7 @@ def gradients(made: TransformersModel, whole: Any, micro: int) -> tuple[Tensor, 
             return loss
 
     device = torch.device("cpu")
-    step_loss, precision = Loss(made, "none", lambda message: None), Precision("32-true", "cpu", None)
+    step_loss, precision = Loss(made), Precision("32-true", "cpu", None)
     step = TrainStep(
         Computation(made, step_loss, Preparation(None, 0, made), precision, device),
         Keeps([each for each in made.parameters() if each.requires_grad], lr=0.1),

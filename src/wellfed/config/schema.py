@@ -72,8 +72,7 @@ class GpuConfig:
     cudnn_benchmark: bool = knob("Let cuDNN time its algorithms for each new shape. For fixed shapes only.", False)
     compile: Compile = knob(
         "torch.compile: none, or its mode: default, reduce-overhead or max-autotune. Costs seconds to minutes at the "
-        "start; a compile that fails warns and goes on eagerly. In the backward pass of a LightningModule, or of "
-        "several ranks, it ends the run; in that of a model with BatchNorm, its statistics count that step twice.",
+        "start. A compile that fails ends the run.",
         Compile.none,
     )
     enforce: Optional[bool] = knob(

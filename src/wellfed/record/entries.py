@@ -23,7 +23,7 @@ FILE_NAME = "run.json"
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
 EventKind = Literal[
     "checkpoint", "resume", "oom", "step_down", "ladder", "restart", "checkpoint_damaged",
-    "nan", "empty_step", "sample_skipped", "compile_failed",
+    "nan", "empty_step", "sample_skipped",
     "ceiling_failed", "ceiling_doubtful", "profile_failed", "logger_lost", "gpu_lost", "data_parallel",
     "metric_absent", "pruned", "telemetry_trouble", "page_failed", "disk_full", "signal", "unseen",
 ]  # fmt: skip

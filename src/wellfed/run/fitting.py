@@ -67,4 +67,4 @@ def fit(composed: Composed[RunConfig], on_probe: Callable[[Probe], None]) -> Fit
             on_probe=on_probe,
         )
 
-    return Fitting(with_steps(config, plan, lambda: planner.parts, find), budget_gib, is_whole)
+    return Fitting(with_steps(config, plan, planner.parts, find), budget_gib, is_whole)

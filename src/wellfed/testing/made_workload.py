@@ -103,7 +103,7 @@ class MadeWorkload:
     def loss(self, model: nn.Module, batch: Batch) -> LossOutput:
         """Returns the model's loss on a prepared batch, checked as in training."""
         with plainly(self.name):
-            return Loss(model, "none", lambda _: None)(batch)
+            return Loss(model)(batch)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Returns the workload's optimizer for a copy of the model."""

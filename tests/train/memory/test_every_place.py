@@ -223,7 +223,7 @@ def trained(
     rungs = [Fallback("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
     computation = Computation(
         model,
-        Loss(model, "none", print),
+        Loss(model),
         Preparation(data, 1),
         Precision.for_training(precision, device.type),
         device,

@@ -47,7 +47,7 @@ class Model(nn.Module):
 def message(model: nn.Module) -> str:
     """Of the fault, which is one line."""
     with pytest.raises(ModelError) as caught:
-        Loss(model, "none", lambda message: None)(batch())
+        Loss(model)(batch())
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -65,7 +65,7 @@ def test_a_loss_is_a_number_however_it_is_returned(given: Any) -> None:
     torch.manual_seed(0)
     model = Model(given)
     expected = cross_entropy(model.net(batch()["pixels"]), batch()["label"])
-    output = Loss(model, "none", lambda message: None)(batch())
+    output = Loss(model)(batch())
     assert output.loss.shape == ()
     assert torch.equal(output.loss, expected)
 
@@ -74,7 +74,7 @@ def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
     """A tensor of one sample's scores is none, or the name would come and go with the size of the batch."""
     others = {"accuracy": torch.tensor(0.5), "error": 0.25, "hits": 3, "last": True, "name": "a", "one": torch.ones(1)}
     model = Model(lambda each, scores: {"loss": each.mean(), "scores": scores, **others})
-    metrics = Loss(model, "none", lambda message: None)(batch()).metrics
+    metrics = Loss(model)(batch()).metrics
     assert {name: float(value) for name, value in metrics.items()} == {"accuracy": 0.5, "error": 0.25, "hits": 3}
 
 
@@ -82,7 +82,7 @@ def test_the_scalars_beside_a_loss_are_its_metrics() -> None:
 @pytest.mark.parametrize("value", [0.5, 1, torch.tensor(0.5), torch.tensor([0.5])])
 def test_a_metric_of_the_host_is_moved_to_the_device_of_the_loss(value: Any) -> None:
     model = Model(lambda each, scores: LossOutput(each.mean(), {"mine": value})).cuda()
-    metrics = Loss(model, "none", lambda message: None)({name: each.cuda() for name, each in batch().items()}).metrics
+    metrics = Loss(model)({name: each.cuda() for name, each in batch().items()}).metrics
     assert metrics["mine"].device.type == "cuda"
     assert float(metrics["mine"]) == float(value)
 
@@ -113,9 +113,9 @@ def test_what_is_no_loss_is_named(given: Any, parts: list[str]) -> None:
 
 def test_a_split_may_have_a_loss_without_a_gradient() -> None:
     model = Model(lambda each, scores: each.mean().detach())
-    assert Loss(model, "none", lambda message: None, needs_gradient=False)(batch()).loss.shape == ()
+    assert Loss(model, needs_gradient=False)(batch()).loss.shape == ()
     with torch.no_grad():
-        Loss(model, "none", lambda message: None)(batch())
+        Loss(model)(batch())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_split_may_have_a_loss_without_a_gradient() -> None:
 )
 def test_an_error_in_a_loss_stays_with_shapes_layer_and_batch(of: Any, notes: list[str]) -> None:
     model = Model(of=of)
-    loss, precision = Loss(model, "none", lambda message: None), Precision("32-true", "cpu", None)
+    loss, precision = Loss(model), Precision("32-true", "cpu", None)
     computation = Computation(model, loss, Preparation(None, 0, model), precision, torch.device("cpu"))
     step = TrainStep(computation, torch.optim.SGD(model.parameters(), lr=0.1), Fallbacks(MicroBatches(SAMPLES)))
     with pytest.raises((KeyError, RuntimeError, IndexError, ValueError)) as caught:

@@ -179,7 +179,7 @@ def unfrozen(number: int, folder: Path) -> None:
     model = Masked()
     model.net[0].requires_grad_(False)
     wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
-    ranks, loss = Replicas(wrapped), Loss(model, "none", print)
+    ranks, loss = Replicas(wrapped), Loss(model)
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),
@@ -248,7 +248,7 @@ def steps_with_masks(number: int, folder: Path) -> None:
     join(number, folder)
     model = Masked()
     wrapped, micro = torch.nn.parallel.DistributedDataParallel(Calling(model)), MicroBatches(2)
-    ranks, loss = Replicas(wrapped), Loss(model, "none", print)
+    ranks, loss = Replicas(wrapped), Loss(model)
     step = TrainStep(
         Computation(model, loss, Preparation(None, 0, model), Precision("32-true", "cpu"), CPU, ranks=ranks),
         torch.optim.AdamW(model.parameters(), lr=0.1),

@@ -187,9 +187,7 @@ def runs_out() -> bool:
 
 
 def step_of(model: Any, fallbacks: Fallbacks, device: torch.device = CPU) -> TrainStep:
-    computation = Computation(
-        model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", device.type), device
-    )
+    computation = Computation(model, Loss(model), Preparation(None, 0), Precision("32-true", device.type), device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return TrainStep(computation, optimizer, fallbacks, StepOptions(on_oom="retry"))
 

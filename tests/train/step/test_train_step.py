@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
     torch.manual_seed(3)
     model = tiny.TinyModel()
-    computation = Computation(model, Loss(model, "none", print), Preparation(None, 0), Precision("32-true", "cpu"), CPU)
+    computation = Computation(model, Loss(model), Preparation(None, 0), Precision("32-true", "cpu"), CPU)
     settings = StepOptions(**more)
     return TrainStep(computation, optimizer(model.parameters(), lr=0.1), Fallbacks(MicroBatches(micro)), settings)
 
@@ -92,7 +92,7 @@ def weights_of(step: TrainStep) -> torch.Tensor:
 def step_on(model: nn.Module, micro: int = 16, lr: float = 0.1, data: Any = None, **more: Any) -> TrainStep:
     fallbacks = Fallbacks(MicroBatches(micro))
     precision, on_event = more.pop("precision", None) or Precision("32-true", "cpu"), more.pop("on_event", ignore_event)
-    computation = Computation(model, Loss(model, "none", print), Preparation(data, 0, model), precision, CPU)
+    computation = Computation(model, Loss(model), Preparation(data, 0, model), precision, CPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     return TrainStep(computation, optimizer, fallbacks, StepOptions(**more), on_event=on_event)
 
@@ -169,7 +169,7 @@ def test_a_step_without_weight_changes_nothing(precision: str) -> None:
     model, events = Masked(), list[Any]()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if precision == "16-mixed" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    loss, prepare = Loss(model, "none", print), Preparation(None, 0, model)
+    loss, prepare = Loss(model), Preparation(None, 0, model)
     step = TrainStep(
         Computation(model, loss, prepare, Precision(precision, "cpu", scaler), CPU),
         optimizer,

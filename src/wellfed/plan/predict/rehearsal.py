@@ -118,7 +118,7 @@ class Rehearsal:
         self._passes: list[dict[str, int]] = []
         computation = Computation(
             self._model,
-            Loss(self._model, "none", lambda message: None),
+            Loss(self._model),
             task.prepare,
             self._precision,
             CPU,

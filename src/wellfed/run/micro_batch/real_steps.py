@@ -55,7 +55,7 @@ class ConfiguredStep:
         self._micro = MicroBatches(1)
         computation = Computation(
             model,
-            Loss(model, plan.device.compile, lambda message: None),
+            Loss(model, plan.device.compile),
             Preparation(parts.data.train, config.seed, model),
             self._precision,
             device,
@@ -97,17 +97,21 @@ class ConfiguredStep:
 def with_steps(
     config: RunConfig,
     plan: RunPlan,
-    make_parts: Callable[[], RunObjects],
+    parts: RunObjects,
     use: Callable[[ConfiguredStep], Result],
     *,
-    blank: bool = False,
+    is_trial: bool = False,
 ) -> Result:
-    """Returns the result of ``use`` for steps of the parts. Frees their device memory and restores random states."""
+    """Returns the result of ``use`` for steps of the parts. Frees their device memory and restores random states.
+
+    Args:
+        is_trial: a copy of the parts steps, whose feature table is blank: filling it twice may take minutes.
+    """
     device = torch.device("cuda:0" if plan.on_gpu else "cpu")
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # No name of this frame may refer to the step when its memory is freed.
-            return use(ConfiguredStep(config, plan, make_parts(), device, blank))
+            # No name of this frame may refer to the step, or to the copy, when its memory is freed.
+            return use(ConfiguredStep(config, plan, _copy(parts, plan) if is_trial else parts, device, blank=is_trial))
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -130,7 +134,7 @@ def beside_steps(
         return use(TrialStep(run, step.meter().wait))
 
     try:
-        return with_steps(config, plan, lambda: _copy(parts, plan), with_step, blank=True)
+        return with_steps(config, plan, parts, with_step, is_trial=True)
     except Exception as error:  # noqa: BLE001  user code; training will report its error
         _LOG.info("loaders are timed beside stand-in steps, since no step could be run: %r", error)
     return use(None)
@@ -175,8 +179,7 @@ def measured(
         return with_probes(plan, peak_bytes, available, step_shape(plan, facts), footprint, may_split=may_split)
 
     try:
-        # The table is not filled: filling it twice may take minutes.
-        return with_steps(config, plan, lambda: _copy(parts, plan), decide, blank=True)
+        return with_steps(config, plan, parts, decide, is_trial=True)
     except Exception as error:  # noqa: BLE001  user code; a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         failure = oom.classify(error)

@@ -57,8 +57,7 @@ class GuestPasses(RunPasses):
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, books.journal.event)
         if plan.device.compile != "none":
-            event = books.journal.event
-            compile_step(self.module, plan.device.compile, lambda message: event("compile_failed", message=message))
+            compile_step(self.module, plan.device.compile)
         self._parts: Parts | None = None
         if plan.memory.accumulate > 1:
             train = getattr(self._loaders.first, "dataset", objects.data.train)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -17,12 +16,9 @@ from wellfed.train.step.compiled import Compiled
 from wellfed.train.step.non_finite import all_finite
 
 
-def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
-    """Compiles the module's ``training_step``. If that fails, the step runs uncompiled from then on, with a warning.
-
-    Only for automatic optimization: a failed step is repeated, so it must not have called the optimizer.
-    """
-    compiled = Compiled(module.training_step, mode, on_failure)
+def compile_step(module: Any, mode: str) -> None:
+    """Compiles the module's ``training_step``, which raises a ModelError if that fails."""
+    compiled = Compiled(module.training_step, mode)
 
     @wraps(module.training_step)  # Lightning reads its arguments
     def training_step(*arguments: Any, **named: Any) -> Any:

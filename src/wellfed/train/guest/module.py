@@ -39,7 +39,7 @@ class PlainModule(pl.LightningModule):
         super().__init__()
         self.model, self._prepare, self._metrics = model, prepare, metrics
         self._optimizers, self._features, self._on_event = optimizers, features, on_event
-        self._loss = Loss(model, "none", lambda message: None)
+        self._loss = Loss(model)
 
     @property
     def best_of_validation(self) -> tuple[str, str]:

@@ -85,7 +85,7 @@ class PlacedModel:
                 ),
             ],
         )
-        self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
+        self._loss = Loss(model, options.compile_mode)
         self.step: TrainStep | None = None
         """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)

@@ -145,7 +145,7 @@ class SplitMetrics:
             evaluation: the workload's own evaluation; may be metrics of torchmetrics.
             metrics: more metrics of torchmetrics.
         """
-        self._model, self._loss = model, Loss(model, "none", lambda message: None, needs_gradient=False)
+        self._model, self._loss = model, Loss(model, needs_gradient=False)
         self.own: Evaluation | None = None if is_of_torchmetrics(evaluation) else evaluation
         given: list[Any] = [each for each in (evaluation if self.own is None else None, metrics) if each is not None]
         self.means, self.metrics = Means(), [TorchMetrics(each) for each in given]

@@ -177,17 +177,11 @@ class TrainStep:
         assert self._delivery is not None
         if self._start is not None and not self._start.is_taken:
             self._start.take()
-        loss: Tensor | None = None
         try:
             loss = self.passes(self._delivery)
         except Exception as error:
-            # torch compiles a backward pass at its first call. DDP could not repeat the passes of one rank.
-            if self._ranks.size > 1 or not self._loss.gives_up(error):
-                raise
-        if loss is None:  # outside of the handler: the handled error refers to all tensors of the step
-            if self._start is not None:
-                self._start.restore()
-            loss = self.passes(self._delivery)
+            self._loss.check(error)  # torch compiles a backward pass at its first call
+            raise
         self._ranks.check_gradients()
         return loss
 
