@@ -239,8 +239,11 @@ class Bookkeeper:
         record.wall = self.wall.entry(self._wall_before)
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
-            record.memory, record.host = self._usage.entries()
-            record.host["core_wait_frac"] = self.wall.core_wait_frac
+            try:
+                record.memory, record.host = self._usage.entries()
+                record.host["core_wait_frac"] = self.wall.core_wait_frac
+            except OSError as error:  # no file handle is left, for example
+                _LOG.warning("The use of memory and CPU could not be read: %s.", error)
         if self._sampler is not None:
             interval_s = self._config.telemetry.interval_s
             record.telemetry = {"interval_s": interval_s, "cpu_frac": self._sampler.cpu_frac()}
