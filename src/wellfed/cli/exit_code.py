@@ -7,9 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-from wellfed import project
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_NOTHING_RUN,
@@ -39,7 +37,7 @@ def report_error(error: Exception, way_on: str = "", heading: str = "") -> int:
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
-    if isinstance(error, OSError) and _is_of_printing(error):
+    if isinstance(error, BrokenPipeError):  # of a print
         return _not_shown(error)
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
@@ -91,13 +89,6 @@ def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
     with suppress(OSError, ValueError):  # buffered output must not fail again when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code if isinstance(error, BrokenPipeError) else code or report_error(NotShown(error))
-
-
-def _is_of_printing(error: OSError) -> bool:
-    """Returns whether a ``print`` failed: the files of commands and of ``config/entry.py`` write nothing else."""
-    frames = traceback.extract_tb(error.__traceback__)
-    printing = (Path(__file__).parent, project.ENGINE / "config" / "entry.py")
-    return bool(frames) and any(Path(frames[-1].filename).is_relative_to(place) for place in printing)
 
 
 def _show(error: Exception) -> int:

@@ -49,11 +49,7 @@ COMMANDS = (
     Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict", composes=False),
     Command("diagnose", "where a run lost its time, again from its files", composes=False),
     Command("report", "report.html of a run again, or runs side by side", composes=False),
-    Command(
-        "runs",
-        "the newest runs: outcome, verdict, rate, share of the ceiling, a metric, what was typed",
-        composes=False,
-    ),
+    Command("runs", "the newest runs: outcome, verdict, rate, share of the ceiling, what was typed", composes=False),
     Command("leaderboard", "the ranks of a sweep, and its files anew", composes=False),
     Command("choose", "the winner of a sweep as an experiment"),
     Command("add", "a workload of your own to start from: add workload NAME"),
@@ -75,10 +71,8 @@ def main(argv: Sequence[str]) -> int:
             ended.code = all_shown(int(ended.code or 0))
             raise
         except Exception as error:  # noqa: BLE001  raised again where a traceback helps
-            is_of_configuration = asked is None or asked.composes
-            return report_error(
-                error, heading="" if is_of_configuration else f"{command(argv[0])}: this can't be done."
-            )
+            is_other = asked is not None and not asked.composes
+            return report_error(error, heading=f"{command(argv[0])}: this can't be done." if is_other else "")
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
@@ -116,16 +110,12 @@ def _without_command(argv: Sequence[str]) -> int:
         return EXIT_NOTHING_RUN
     close = difflib.get_close_matches(argv[0], [each.name for each in COMMANDS], n=1)
     meant = f" Did you mean {close[0]}?" if close else ""
-    print(f"{_name()} {argv[0]}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)
+    print(f"{command(argv[0])}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)
     return EXIT_NOTHING_RUN
-
-
-def _name() -> str:
-    return command("").rstrip()
 
 
 def usage() -> str:
     """Returns all commands with their descriptions."""
     width = max(len(each.name) for each in COMMANDS)
     lines = [f"  {each.name:<{width}}  {each.summary}" for each in COMMANDS]
-    return "\n".join([f"usage: {_name()} <command> [--help], or --version", "", *lines])
+    return "\n".join([f"usage: {command('').rstrip()} <command> [--help], or --version", "", *lines])

@@ -43,14 +43,13 @@ def main(argv: Sequence[str]) -> int:
             bar.update(task, completed=done, total=total)
 
         written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
-    print_text(terminal, _summary(written, asked.out))
+    print_text(terminal, f"{_summary(written)}: {asked.out}")
     where = assigned("workload.data.path", str(asked.out))
     print_command(terminal, "To train on them:", f"{command('train')} workload=... {shlex.quote(where)}")
     return EXIT_OK
 
 
-def _summary(written: Written, out: Path) -> str:
-    size = show_bytes(written.num_bytes)
+def _summary(written: Written) -> str:
     classes = "1 class" if len(written.classes) == 1 else f"{show_count(len(written.classes))} classes"
-    files = f"{counted(written.num_samples, 'file')} of {classes} ({size})"
-    return f"{files} in {counted(len(written.shards), 'shard')}: {out}"
+    files = f"{counted(written.num_samples, 'file')} of {classes} ({show_bytes(written.num_bytes)})"
+    return f"{files} in {counted(len(written.shards), 'shard')}"
