@@ -114,9 +114,9 @@ def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
 
 def as_written(dotted: str) -> str:
     """Returns a value of the current job as its files or overrides have it, with interpolations; empty if unknown."""
+    group, _, name = dotted.rpartition(".")
     if not HydraConfig.initialized():
         return ""
-    group, _, name = dotted.rpartition(".")
     owner = OmegaConf.select(HydraConfig.get()._get_parent(), group)  # type: ignore[attr-defined]
     node = owner._get_node(name, validate_access=False) if isinstance(owner, DictConfig) else None
     return "" if node is None else str(node._value())

@@ -103,20 +103,18 @@ class Multirun:
         """Returns the axes, and the overrides that all points share, as typed. Raises all their faults."""
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
-        found: dict[str, Varied] = {}
+        axes: dict[str, Override] = {}
         fixed = []
         for key, typed in last.items():
-            parsed = typed.parsed
-            assert parsed is not None
+            parsed: Any = typed.parsed
             if not parsed.is_sweep_override():
                 fixed.append(f"{key}={parsed.get_value_element_as_str()}")
-            elif not typed.fault and (fault := self._fault_of_axis(parsed, may_be_interval)):
-                faults.append(fault)
-            elif not faults:
-                found[key] = _varied(parsed)
+            elif not typed.fault:
+                axes[key] = parsed
+        faults += filter(None, (self._fault_of_axis(parsed, may_be_interval) for parsed in axes.values()))
         if faults:
             raise ConfigError(faults)
-        return found, tuple(fixed)
+        return {key: _varied(parsed) for key, parsed in axes.items()}, tuple(fixed)
 
     def _fault_of_axis(self, parsed: Override, may_be_interval: bool) -> Fault | None:
         text, name = parsed.input_line or "", parsed.key_or_group
@@ -182,11 +180,8 @@ def _varied(parsed: Override) -> Varied:
     typed, swept = parsed.input_line or "", parsed.value()
     tags = frozenset(map(str, swept.tags)) if isinstance(swept, Sweep) else frozenset[str]()
     if isinstance(swept, IntervalSweep):
-        start, end = swept.start, swept.end
-        assert start is not None
-        assert end is not None
-        is_whole = isinstance(start, int) and isinstance(end, int)
-        return Varied(typed, interval=(float(start), float(end)), is_whole=is_whole, tags=tags)
+        ends: Any = (swept.start, swept.end)
+        is_whole = all(isinstance(end, int) for end in ends)
+        return Varied(typed, interval=(float(ends[0]), float(ends[1])), is_whole=is_whole, tags=tags)
     values = tuple(dict.fromkeys(parsed.sweep_string_iterator()))
-    is_range = isinstance(swept, RangeSweep) and not swept.shuffle
-    return Varied(typed, values, is_range=is_range, tags=tags)
+    return Varied(typed, values, is_range=isinstance(swept, RangeSweep) and not swept.shuffle, tags=tags)

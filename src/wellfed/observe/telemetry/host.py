@@ -189,18 +189,17 @@ class HostSource(Source):
         # A data worker that is new has started since. Other processes that are new may have run for long.
         known_s = {**cpu_s, **dict.fromkeys(self._loaders, 0.0), **then_cpu_s}
         new_s = sum(known_s[pid] for pid in cpu_s.keys() - then_cpu_s.keys())
-        busy_s = machine.busy - then.busy
         # The time of a process that ends goes over to its parent, so it stays in the sum.
         own_s = max(0.0, sum(cpu_s.values()) - new_s - sum(then_cpu_s.values()))
-        of_a_core = 100 / (now_s - then_s)
-        values = {"loader_cpu_pct": of_a_core * sum(cpu_s[pid] - known_s[pid] for pid in self._loaders & cpu_s.keys())}
-        passed_s = machine.total - then.total
-        if passed_s > 0:  # otherwise the system gives no counts
-            own_s = min(own_s, max(0.0, busy_s))
-            values["others_cpu_pct"] = of_a_core * max(0.0, busy_s - own_s)
+        of_a_core, values = 100 / (now_s - then_s), self._locked()
+        values["loader_cpu_pct"] = of_a_core * sum(cpu_s[pid] - known_s[pid] for pid in self._loaders & cpu_s.keys())
+        if (passed_s := machine.total - then.total) > 0:  # otherwise the system gives no counts
+            busy_s = max(0.0, machine.busy - then.busy)
+            own_s = min(own_s, busy_s)
+            values["others_cpu_pct"] = of_a_core * (busy_s - own_s)
             if machine.iowait is not None and then.iowait is not None:
                 values["iowait_pct"] = 100 * max(0.0, machine.iowait - then.iowait) / passed_s
-        return {"cpu_pct": of_a_core * own_s, **values, **self._locked()}
+        return {"cpu_pct": of_a_core * own_s, **values}
 
     def _locked(self) -> dict[str, float]:
         """Returns the DataLoader workers that wait for a shared lock, 100 = one worker; empty if that is unknown."""
