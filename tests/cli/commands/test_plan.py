@@ -71,7 +71,7 @@ def test_what_does_not_fit_exits_2_with_the_message(capsys):
     code = app.main([*SMALL, "gpu=8gb", "gpu.memory_gib=0.002", "memory.features=dynamic", "--json"])
     out, err = capsys.readouterr()
     assert (code, json.loads(out)["fits"]) == (EXIT_NOTHING_RUN, False)
-    assert "the budget is 15.4 MiB" in err
+    assert "the budget is 2.0 MiB" in err
 
 
 def test_a_typo_is_told_as_training_tells_it_before_torch_is_there():
