@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy
 
+_PLOT = "torchmetrics.utilities.plot"
+"""Submodule that imports matplotlib, which `Metric.plot` alone needs."""
+
 
 def _not_run(name: str) -> tuple[ModuleType, Loader] | None:
     """Returns a package whose file has not run, as imported, and what runs it; None if it is imported or absent."""
@@ -40,6 +43,7 @@ def defer_torchmetrics() -> None:
         return
     package, loader = found
     package._logger = logging.getLogger("torchmetrics")  # type: ignore[attr-defined]
+    sys.modules[_PLOT] = _without_matplotlib()
     try:
         package.__version__ = import_module("torchmetrics.__about__").__version__  # type: ignore[attr-defined]
         import_module("torchmetrics.utilities")  # metric.py can't be imported before it
@@ -50,7 +54,20 @@ def defer_torchmetrics() -> None:
             del sys.modules[name]
         return
     numpy.Inf = numpy.inf  # type: ignore[attr-defined]  # that file sets it, and users' code may count on it
+    del sys.modules[_PLOT]  # the first who needs it imports the real one
     package.__getattr__ = _Completion(package, loader)  # type: ignore[method-assign]
+
+
+def _without_matplotlib() -> ModuleType:
+    """Returns a substitute for `_PLOT` with its types as without matplotlib, whose function calls the real one."""
+
+    def plot_single_or_multi_val(*arguments: Any, **named: Any) -> Any:
+        return import_module(_PLOT).plot_single_or_multi_val(*arguments, **named)
+
+    substitute = ModuleType(_PLOT)
+    types = {"_AX_TYPE": object, "_PLOT_OUT_TYPE": tuple[object, object]}
+    vars(substitute).update(types, plot_single_or_multi_val=plot_single_or_multi_val)
+    return substitute
 
 
 class _Completion:
@@ -77,7 +94,11 @@ class _Completion:
         try:
             if not self._has_begun:
                 self._has_begun = True
-                self._loader.exec_module(self._package)
+                try:
+                    self._loader.exec_module(self._package)
+                except BaseException:
+                    self._has_begun = False  # the next use raises the same error
+                    raise
                 del self._package.__getattr__
                 self._done()
         finally:
