@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -427,7 +427,7 @@ def main() -> int:
         out,
         config={"repeats": chosen.repeats, "small": chosen.small, "overrides": SMALL},
         simulated=is_simulated,
-        machine={"load": os.getloadavg(), **facts.to_dict()},
+        machine={"load": os.getloadavg(), **asdict(facts)},
         seconds=time.monotonic() - began_s,
     )
     print(f"The record, to send in with an issue: {out}")

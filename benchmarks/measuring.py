@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import pairwise
@@ -154,7 +155,7 @@ def finish(
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_without_places(sys.argv[1:])]),
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-        "machine": {"load": os.getloadavg(), **machine().to_dict()},
+        "machine": {"load": os.getloadavg(), **asdict(machine())},
         "config": config,
         "results": results,
         **more,

@@ -225,6 +225,7 @@ def training(
 
     def fill() -> None:
         model.eval()
+        assert features is not None
         held = features if on_host is None else replace(features, store=lambda: on_host.to(device, copy=True))
         source[0] = hold(held, mode, device)
 

@@ -73,7 +73,7 @@ class EngineState(TypedDict):
 
 
 class TrialEntry(TypedDict):
-    """What a sweep, a search or a tune notes of a trial that has ended."""
+    """Notes of a sweep, a search or a tune on a trial that has ended."""
 
     code: str
     """Version of the code."""

@@ -19,7 +19,7 @@ class Rates:
     monitor: str | None = None
     """Metric that the rates follow; None = none."""
     kind = "factor"
-    """What sets the rates: a factor of ours, or the class of a scheduler."""
+    """Setter of the rates: ``factor``, or the class of a scheduler."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
         """``factor`` returns the factor on the rates by finished steps."""
