@@ -5,7 +5,7 @@ Nobody raises one without a sentence here that says why.
 
 train, run, config, core, observe and tests were raised when plain models and guests of Lightning became two ways to
 train (train/loop, train/guest), and when Hydra's job, generators of users and rows of wandb were kept as they come.
-Both ways are to be made smaller next.
+Both ways are to be made smaller next. benchmarks was raised by 50 for the row that holds a guest beside Lightning alone.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ ROOT = Path(__file__).resolve().parent.parent
 ENGINE = "src/wellfed"
 WINGS = {
     # wing: (cap, target)
-    "cli": (1800, 1700),
-    "testing": (600, 480),
-    "study": (6850, 4800),
-    "run": (6400, 4200),
+    "cli": (1750, 1700),
+    "testing": (550, 480),
+    "study": (6100, 4800),
+    "run": (6150, 4200),
     "watch": (3250, 1700),
     "explain": (7200, 5300),
-    "plan": (3400, 2500),
-    "train": (7850, 4300),
-    "observe": (4400, 3700),
-    "data": (3650, 2700),
-    "config": (3300, 2700),
-    "core": (3200, 2700),
+    "plan": (2850, 2500),
+    "train": (6900, 4300),
+    "observe": (4200, 3700),
+    "data": (3500, 2700),
+    "config": (3000, 2700),
+    "core": (3150, 2700),
 }
 """Wing of the engine -> cap and target, in lines."""
 FOLDERS = {
-    "engine": (51500, 38000),
+    "engine": (48300, 38000),
     "src/workloads": (9450, 4800),
-    "tests": (59200, 50000),
-    "benchmarks": (6300, 6500),
+    "tests": (58950, 50000),
+    "benchmarks": (6350, 6500),
     "tools, hooks, template": (1400, 1600),
 }
 """Part of the repository -> cap and target, in lines."""
