@@ -5,7 +5,7 @@ Nobody raises one without a sentence here that says why.
 
 train, run, config, core, observe and tests were raised when plain models and guests of Lightning became two ways to
 train (train/loop, train/guest), and when Hydra's job, generators of users and rows of wandb were kept as they come.
-Both ways are to be made smaller next. benchmarks was raised by 50 for the row that holds a guest beside Lightning alone.
+Both ways are to be made smaller next. benchmarks was raised by 50 for the row of a guest beside Lightning alone.
 """
 
 from __future__ import annotations
