@@ -1,5 +1,7 @@
 """Runs whose end itself goes wrong."""
 
+import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -67,3 +69,30 @@ def test_a_trained_run_stays_if_its_end_fails(start: Any, monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="another bug"):
         Training(start).go()
     assert start.folder.stays
+
+
+class Hoarding(stages.Run):
+    """A run whose data keeps files open until no more can be."""
+
+    def _stages(self) -> None:
+        self._started()
+        self.held = []
+        while True:
+            self.held.append(open(os.devnull))  # noqa: SIM115
+
+
+def test_a_run_with_too_many_open_files_has_a_record(start: Any) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (120, limits[1]))
+    run = Hoarding(start)
+    try:
+        assert run.go() == 1
+    finally:
+        for each in run.held:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    found = RunRecord.read(start.folder.path)
+    assert found.status == "failed"
+    assert found.error is not None
+    assert "Too many open files" in found.error["message"]
+    assert "There is no checkpoint to go on from" in found.error["advice"]

@@ -30,6 +30,7 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search.max_trials=5", "seed=1,2,3", f"{LR}=0.1,0.2"], ["6 whole trainings (3 of seed x 2 of"]),
         (["search=optuna", "workload.data.api_key=a,b"], ["workload.data.api_key: is a secret by its name"]),
         (["sweep=quick", "workload.data.api_key=a,b"], ["workload.data.api_key: is a secret by its name, and a sweep"]),
+        (["search=optuna", "workload.data.secret_scale=interval(0.1,0.9)"], ["is a secret by its name, and a search"]),
         (["search=optuna", "hydra/launcher=basic", "seed=1,2"], ["other launchers can't", "search=grid"]),
         (["search=optuna", "trainer.best_metric=loss", "seed=1,2"], ["does not say whether more is better"]),
     ], 8),

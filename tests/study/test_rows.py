@@ -1,5 +1,6 @@
 """What a sweep keeps of its rows: what is missing, what is best by its objective, what is measured again."""
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +11,17 @@ import pytest
 
 from tests.kit import made
 from tests.kit.made_rows import write_rows
+from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
-from wellfed.record.entries import Status
+from wellfed.record.entries import RunRecord, Status
+from wellfed.run.folder.resume import Target
+from wellfed.run.folder.run_folder import RunFolder
+from wellfed.run.train import begin_record
 from wellfed.study.objective import SAMPLES_PER_S
 from wellfed.study.ranking.ranking import board_of
 from wellfed.study.rows import Kept, Row, Rows, read_rows
 from wellfed.study.study import StudyScreen, Trials
+from wellfed.study.trial_end import TrialMetric
 
 ANY: Any = None
 AXES = {"loader": ("baseline", "conservative", "balanced", "aggressive")}
@@ -98,8 +104,40 @@ def test_a_record_that_can_not_be_read_costs_its_trial_alone(tmp_path: Path) -> 
     (tmp_path / "b" / "run.json").write_text('{"run_id": ')
     (tmp_path / "c.attempt1").mkdir()
     (tmp_path / "c.attempt1" / "run.json").write_text((tmp_path / "a" / "run.json").read_text())
+    whole = json.loads((tmp_path / "a" / "run.json").read_text())
+    for name, trial in {"d": {"code": "x"}, "e": [1], "f": "text"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({**whole, "trial": trial}))
     assert [(each.point, each.status) for each in read_rows(tmp_path).rows] == [("a", "ok"), ("c", "oom")]
     assert Kept(tmp_path, SAMPLES_PER_S, "abc").missing(["a", "b", "c"]) == ["b"]
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("running", None), ("killed", None), ("interrupted", 143)])
+def test_a_trial_that_ended_well_keeps_its_row_while_a_resume_of_it_is_cut_short(
+    tmp_path: Path, status: Status, exit_code: int | None
+) -> None:
+    write_rows(tmp_path, [row("a", trial=0)])
+    earlier = RunRecord.read(tmp_path / "a")
+    target = Target(tmp_path / "a" / "checkpoints" / "last.ckpt", in_place=True, earlier=earlier)
+    for _ in range(2):  # resumed, cut short, and resumed again
+        record = begin_record(compose(), RunFolder(tmp_path / "a", is_new=False), target)
+        record.status, record.exit_code = status, exit_code
+        target = replace(target, earlier=record)
+    record.overrides = earlier.overrides
+    record.write(tmp_path / "a")
+    (tmp_path / "a" / "metrics.csv").write_text("step,epoch,time_s,split,name,value\n5,0,1,val,loss,0.25\n")
+    kept = Kept(tmp_path, SAMPLES_PER_S, "abc", metric=TrialMetric("loss", "min"))
+    (found,) = kept.found.rows
+    assert (found.status, found.outcome, found.value, found.trial) == ("ok", "complete", 0.25, 0)
+    assert kept.missing(["a"]) == []
+
+
+def test_a_trial_that_failed_and_is_cut_short_after_a_resume_is_run_again(tmp_path: Path) -> None:
+    write_rows(tmp_path, [row("a", "interrupted", trial=0, exit_code=143)])
+    assert Kept(tmp_path, SAMPLES_PER_S, "abc").missing(["a"]) == ["a"]
+    target = Target(tmp_path / "a" / "checkpoints" / "last.ckpt", True, RunRecord.read(tmp_path / "a"))
+    begin_record(compose(), RunFolder(tmp_path / "a", is_new=False), target).write(tmp_path / "a")
+    assert Kept(tmp_path, SAMPLES_PER_S, "abc").missing(["a"]) == ["a"]
 
 
 @pytest.mark.parametrize("status", [status for status in get_args(Status) if status != "running"])

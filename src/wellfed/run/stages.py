@@ -8,8 +8,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wellfed.run.train import Start
 
 _LOG = logging.getLogger(__name__)
+_SPARE_FILES = 16
 
 
 class Run:
@@ -64,7 +65,8 @@ class Run:
         """Runs all stages and returns the exit code."""
         start, stop, books = self._start, self._start.stop, self._books
         try:
-            self._stages()
+            with _spare_files():
+                self._stages()
             outcome = OK
             stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
@@ -244,7 +246,10 @@ class Run:
         """Returns the outcome with advice on how much of the training is saved, and how to resume it."""
         folder, config, steps = self._folder, self._start.composed.config, self._books.record.steps
         runs = Path(config.paths.log_dir) / config.workload.name / "runs"
-        name, step = saved_step(folder, trusted=config.trainer.trusted_checkpoints)
+        try:
+            name, step = saved_step(folder, trusted=config.trainer.trusted_checkpoints)
+        except OSError:  # the folder can't be read now: nothing is known of what it holds
+            return outcome
         how = f"There is no checkpoint to go on from; rerun={folder} starts it again."
         if name is not None:
             how = f"resume={'auto' if folder.parent == runs else folder} goes on from step {step} ({name})."
@@ -267,6 +272,16 @@ class Run:
             text = f"{shortened(error, where)}{outcome.advice}"
         with suppress(OSError):  # the terminal may be gone
             print(for_stream(show_text(text.rstrip()), sys.stderr), file=sys.stderr)
+
+
+@contextmanager
+def _spare_files() -> Iterator[None]:
+    """Holds files open for the block: with too many open files, the end of a run still has handles for its record."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            for _ in range(_SPARE_FILES):
+                held.enter_context(Path(os.devnull).open("rb"))
+        yield
 
 
 def _progress_at(state: Mapping[str, Any], passes: GuestPasses | PlainPasses) -> tuple[int, float]:

@@ -248,7 +248,10 @@ def begin_record(
     )
     if target is None or not target.in_place or target.earlier is None:
         return started
-    return replace(started, **{name: getattr(target.earlier, name) for name in _KEPT_BY_RESUME})
+    earlier = target.earlier
+    # A trial that ended well stays one; any other is run again by its study.
+    trial = earlier.trial if earlier.status == "ok" or earlier.resumed_from is not None else None
+    return replace(started, trial=trial, **{name: getattr(earlier, name) for name in _KEPT_BY_RESUME})
 
 
 @cache

@@ -88,7 +88,10 @@ def study_request(
         listed = " x ".join(f"{axis.size:,} of {name}" for name, axis in space.items())
         problem = f"{counted(number, what)} ({listed}), and {knob}={most}."
         raise ConfigError.of(chosen, problem, f"Name fewer values, or set {knob}={number}.")
-    typed = {axis: [f"{axis}={value}" for value in each.values] for axis, each in varied.items()}
+    typed = {
+        axis: [f"{axis}={value}" for value in each.values or map(str, each.interval or ())]
+        for axis, each in varied.items()
+    }
     secret = next((axis for axis, texts in typed.items() if texts != [*map(masked_override, texts)]), None)
     if secret is not None:
         problem = f"is a secret by its name, and a {noun} writes the values of its axes down."

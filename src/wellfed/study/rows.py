@@ -245,11 +245,14 @@ def read_rows(folder: Path, metric: TrialMetric | None = None, code: str = "", *
     for path in folder.glob(f"*/{FILE_NAME}"):
         if _FOLDER.fullmatch(path.parent.name) is None:  # an earlier attempt
             continue
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             record = RunRecord.read(path.parent)
+            has_ended = record.status not in ("running", "killed", "interrupted")
+            if record.trial is not None and record.resumed_from is not None and not has_ended:
+                record.status, record.error, record.exit_code = "ok", None, 0  # before it was resumed
             if record.trial is not None:
                 found.rows.append(row_of(path.parent, record, metric))
-            elif record.status in ("running", "killed", "interrupted") or not record.started_at:
+            elif not has_ended or not record.started_at:
                 found.unfinished.append(record)
             else:
                 adopted.append((path.parent, record))

@@ -107,6 +107,9 @@ def test_rerun_replays_the_overrides(tmp_path):
     folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
     assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", "seed=6", f"rerun='{folder}'"]
     assert "there is no such file or folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
+    alone = checkpoint(tmp_path / "alone.ckpt")
+    assert f"rerun={alone}: is no run folder." in message(expand, [f"rerun={alone}"])
+    assert expand([f"resume={alone}"]) == [f"resume={alone}"]
 
 
 def test_a_run_is_named_by_its_name_a_beginning_or_last(tmp_path, monkeypatch, capsys):

@@ -11,6 +11,8 @@ from wellfed.process import Stopped
 from wellfed.record.entries import RunRecord
 from wellfed.study.executors.executor import ExecutorLost
 from wellfed.study.executors.launchers import LaunchingExecutor
+from wellfed.study.objective import SAMPLES_PER_S
+from wellfed.study.rows import Kept
 
 
 def record(folder: Path, status: str, exit_code: int | None, started_at: str) -> None:
@@ -62,3 +64,16 @@ def test_a_launcher_that_fails_keeps_the_trials_that_have_ended(tmp_path: Path) 
     assert next(ended)[0].folder == "a"
     with pytest.raises(ExecutorLost, match="ConnectionError: no cluster"):
         next(ended)
+
+
+def test_a_trial_that_was_stopped_while_its_launcher_ended_well_runs_again(tmp_path: Path) -> None:
+    def launch(folder: str, jobs: list[list[str]]) -> None:
+        record(tmp_path / "a", "ok", 0, "2026-01-02T00:00:00+00:00")
+        record(tmp_path / "b", "interrupted", 143, "2026-01-02T00:00:01+00:00")
+        record(tmp_path / "c", "running", None, "2026-01-02T00:00:02+00:00")
+
+    kept = Kept(tmp_path, SAMPLES_PER_S, "abc")
+    for trial, end in LaunchingExecutor(made_settings(tmp_path), launch).run(map(made_trial, "abc")):
+        kept.end(trial, end)
+    assert [row.status for row in kept.found.rows] == ["ok", "interrupted", "killed"]
+    assert kept.missing("abc") == ["b"]

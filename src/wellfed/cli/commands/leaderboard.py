@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the ranks and rewrites the files."""
     parser = argparse.ArgumentParser(
         prog=command("leaderboard"),
-        description="The ranks of a sweep or a search, from its ledger; writes its files anew.",
+        description="The ranks of a sweep or a search, from the records of its trials; writes its files anew.",
     )
     add_sweep(parser)
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")

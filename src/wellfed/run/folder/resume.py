@@ -68,6 +68,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     if path is None:
         return rest
     is_folder, earlier = _named_run(path, f"{knob}={path}")  # the run itself checks whether it may resume
+    if knob == "rerun" and earlier is None:
+        raise ConfigError.of(f"rerun={path}", "is no run folder.", "Name one with a run.json.")
     before = [] if earlier is None else [*earlier.flags, *earlier.overrides]
     if knob == "rerun":  # a trial of a sweep is replayed as the run that it was measured for
         before = [text for text in before if not text.startswith("sweep")]

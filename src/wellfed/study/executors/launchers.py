@@ -51,7 +51,7 @@ class LaunchingExecutor(Executor):
                 if found is None:
                     yield trial, TrialEnd(code=1, message="left no record: see what its launcher has printed")
                 else:
-                    code = -signal.SIGKILL if complete_record(folder) is None else found.exit_code or 0
+                    code = -signal.SIGKILL if found.exit_code is None else found.exit_code
                     yield trial, TrialEnd(code=code, seconds=found.duration_s)
         if end is not None:
             raise end

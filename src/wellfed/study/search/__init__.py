@@ -1,4 +1,4 @@
 """Runs a search: whole trainings, ranked by their metric.
 
-Start at `searching`. `proposals` picks what is tried next, of a grid or from Optuna.
+Start at `searching`. `points` picks what is tried next of a grid, `asked_points` from Optuna.
 """
