@@ -147,6 +147,17 @@ class Weighted(Data):
         return DataLoader(self.rows, 4, sampler=WeightedRandomSampler([1.0] * 22, 13, generator=generator))
 
 
+class Held(Data):
+    """Its loader's order comes from a generator that it holds."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.order = torch.Generator().manual_seed(7)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, shuffle=True, generator=self.order)
+
+
 class OtherLength(Data):
     """Has a loader of another length in each epoch (with reload_dataloaders_every_n_epochs)."""
 

@@ -17,6 +17,8 @@ ROWS = [
     slow("Plateau", "Data", ("trainer.max_steps=15",)),
     slow("Module", "Workers", ()),
     ("Module", "Weighted", ()),
+    ("Module", "Held", ()),
+    slow("Module", "Held", ("trainer.checkpoint_minutes=0.00001", "trainer.checkpoint_every_steps=1000")),
     slow("Module", "StreamOfFixed", ()),
     ("OfPairs", "Combined", ()),
     slow("EndsEpochs", "Data", ()),
@@ -27,7 +29,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("at", ["within an epoch", "between two"])
+@pytest.mark.parametrize("at", ["within the first epoch", "within the second", "between two"])
 @pytest.mark.parametrize(("model", "data", "typed"), ROWS)
 def test_it_goes_on_with_the_batch_that_comes_next(
     tmp_path: Path, model: str, data: str, typed: tuple[str, ...], at: str
@@ -38,7 +40,8 @@ def test_it_goes_on_with_the_batch_that_comes_next(
     files = sorted(whole.last.parent.glob("last*.ckpt"), key=lambda path: torch.load(path)["global_step"])
     places = {path: torch.load(path)["position"] for path in files}
     wanted = [path for path, place in places.items() if (place["batch"] == 0) == (at == "between two")]
-    middle = next((path for path in wanted if places[path]["epoch"] == 1), None)
+    epoch = 0 if at == "within the first epoch" else 1
+    middle = next((path for path in wanted if places[path]["epoch"] == epoch), None)
     if middle is None:
         pytest.skip("the hook that ends the epoch comes after its last step was saved")
     resumed = guest(tmp_path / "resumed", *names, *every).fit(middle)

@@ -92,7 +92,7 @@ class PlacedLoader(CombinedLoader):
             self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](self.flattened, self._limits)
             return self
         if self._place is not None:
-            self._place.note_start(self.flattened)
+            self._place.opens(self.flattened)
         super().__iter__()
         return self
 
@@ -125,15 +125,22 @@ class Place(pl.Callback):
         self.is_resuming, self._saved, self._fed = saved is not None, saved or {}, fed
         self._start: dict[str, Any] = {}
         """States of generators before the loaders of the present epoch were opened."""
+        self._is_open = False
+        """The loaders of the next batch have been opened, which may have drawn."""
         self._rng: dict[str, Any] | None = None
         self._device = torch.device("cpu")
         if saved is not None:
             position = saved["position"]
             self.epoch, self.batch, self.batches = (int(position[name]) for name in ("epoch", "batch", "batches"))
             self._start, self._rng = _own(position.get("starts")) or {}, _own(saved.get("rng_of_ranks"))
+            self._is_open = bool(position.get("is_open"))
 
-    def note_start(self, loaders: list[Any]) -> None:
-        """Notes the states of all generators before an epoch: order and draws follow from them."""
+    def opens(self, loaders: list[Any]) -> None:
+        """Notes the states of all generators before loaders are opened: order and draws follow from them."""
+        self._note_start(loaders)
+        self._is_open = True
+
+    def _note_start(self, loaders: list[Any]) -> None:
         if self._fed is None:
             stay = any(getattr(one, "_iterator", None) is not None for one in loaders)
             self._start = {**states_of(loaders), "workers_stay": stay}
@@ -143,11 +150,12 @@ class Place(pl.Callback):
 
         Loaders with ``load_state_dict`` are placed by Lightning.
         """
-        self.is_resuming, is_placed = False, any(hasattr(one, "load_state_dict") for one in loaders)
+        was_open, is_placed = self._is_open, any(hasattr(one, "load_state_dict") for one in loaders)
+        self.is_resuming, self._is_open = False, True
         if self._start.get("workers_stay"):
             with generators.kept(loaders):
                 begin()  # opened a second time they draw no new seed
-        if self.batch and not is_placed and self._fed is None:
+        if was_open and not is_placed and self._fed is None:
             with generators.kept():
                 restore_states(loaders, self._start)
                 begin()
@@ -175,11 +183,12 @@ class Place(pl.Callback):
 
     def _end_epoch(self) -> None:
         if self.batch:
-            self.epoch, self.batch = self.epoch + 1, 0
+            self.epoch, self.batch, self._is_open = self.epoch + 1, 0, False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._end_epoch()  # a hook has ended the last one, or no further batch came
-        self._restore_rng()  # before draws at the start of an epoch
+        if self.batch or not self._is_open:
+            self._restore_rng()  # before draws at the start of an epoch
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._saved:
@@ -190,13 +199,14 @@ class Place(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         loaders = [] if trainer.fit_loop._combined_loader is None else trainer.fit_loop._combined_loader.flattened
-        if self.batch == 0:
-            self.note_start(loaders)
+        if not self._is_open and not self.is_resuming:
+            self._note_start(loaders)
         own = generators.state(trainer.strategy.root_device), self._start
         of_ranks = [own] * trainer.world_size
         if trainer.world_size > 1:  # all ranks save, and one writes
             torch.distributed.all_gather_object(of_ranks, own)
         position: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "batches": self.batches}
+        position["is_open"] = self._is_open
         position["starts"] = [start for _, start in of_ranks]
         if self._fed is not None:
             position["loader"] = self._fed.state_dict()
