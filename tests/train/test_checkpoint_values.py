@@ -2,10 +2,12 @@
 
 import os
 import pickle
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -51,7 +53,12 @@ VALUES = {
     "day": date(2026, 1, 2),
     "time": time(3, 4),
     "span": timedelta(3, 4),
+    "decimal": Decimal("1.10"),
+    "fraction": Fraction(1, 3),
+    "range": range(1, 9, 2),
+    "counted": Counter("aab"),
     "set": {1, "a"},
+    "frozen": frozenset({1, 2}),
     "queue": deque([np.int64(1), [Path("a")]], maxlen=3),
     "by default": defaultdict(list, {"a": [date(2026, 1, 2)]}),
     "without default": defaultdict(None, {"a": 1}),
@@ -82,6 +89,10 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
     assert str(found) == str(content)
     assert type(found["state_dict"]) is OrderedDict
     assert found["state_dict"]._metadata == net.state_dict()._metadata  # BatchNorm's version among it
+    assert kept({"view": MappingProxyType({"x": 1})}, tmp_path / "b.ckpt") == {"view": {"x": 1}}
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]).state_dict()
+    assert kept({"steps": steps}, tmp_path / "c.ckpt") == {"steps": steps}  # its milestones are a Counter
 
 
 @pytest.mark.parametrize(
@@ -89,8 +100,6 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
     [
         (Thing(), f"{__name__}.Thing"),
         ({"inner": [1, Thing()]}, f"{__name__}.Thing"),
-        (Decimal(1), "decimal.Decimal"),
-        (frozenset({1}), "frozenset"),
         (Thing, "type"),
         ({Thing: 1}, "type"),
         (lambda: 0, "function"),

@@ -10,11 +10,13 @@ import copy
 import io
 import os
 import re
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from wellfed.errors import ConfigError, Fault, WellfedError
 
 _PLAIN = frozenset((NoneType, bool, int, float, complex, str, bytes, bytearray))
 _PLAIN |= {torch.Size, torch.dtype, torch.device, torch.layout}
-_OBJECTS = (date, datetime, time, timedelta, timezone, PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
+_OBJECTS: tuple[type, ...] = (date, datetime, time, timedelta, timezone, Decimal, Fraction, range)
+_OBJECTS += (PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
 _FACTORIES = (bool, int, float, str, list, dict, tuple, set)
 """Factories of a defaultdict that a file may name."""
 _HYPER_PARAMETERS = re.compile(r"(datamodule_)?(hyper_parameters|hparams_)")
@@ -108,14 +111,15 @@ def _plain(content: Any, found: list[tuple[str, str]], name: str) -> Any:
         return content
     if isinstance(content, (PurePath, np.generic)) and _HYPER_PARAMETERS.match(name):
         return str(content) if isinstance(content, PurePath) else content.item()  # as `load_from_checkpoint` can read
-    is_of_library = isinstance(content, Mapping) and kind.__module__.startswith(("lightning.", "omegaconf."))
-    if kind in (dict, OrderedDict, defaultdict) or is_of_library:
+    if kind in _MAPPINGS or (isinstance(content, Mapping) and kind.__module__.startswith(("lightning.", "omegaconf."))):
         return _plain_mapping(content, found, name)
-    if kind in (list, tuple, set, deque):
+    if kind in (list, tuple, set, frozenset, deque):
         items = [_plain(item, found, name) for item in content]
         if any(item is _LEFT_OUT for item in items):
             return _LEFT_OUT
-        return _Call(deque, items, content.maxlen) if kind is deque else kind(items)
+        if kind is deque:
+            return _Call(deque, items, content.maxlen)
+        return _Call(frozenset, items) if kind is frozenset else kind(items)
     if kind in (np.ndarray, np.memmap) and not content.dtype.hasobject:
         file = io.BytesIO()
         np.lib.format.write_array(file, np.asarray(content), allow_pickle=False)
@@ -137,7 +141,7 @@ def _plain_mapping(content: Any, found: list[tuple[str, str]], name: str) -> Any
         found.append((f"{name}.default_factory", "function"))
         return _LEFT_OUT
     # A state_dict has the versions of its modules as an attribute, which its copy has too.
-    kept = copy.copy(content) if type(content) is OrderedDict else {}
+    kept = copy.copy(content) if type(content) is OrderedDict else Counter() if type(content) is Counter else {}
     kept.clear()
     for key, value in content.items():
         inner = f"{name}.{key}" if name else str(key)
@@ -157,5 +161,6 @@ def scalar(kind: str, data: bytes) -> Any:
     return np.frombuffer(data, kind)[0]
 
 
-SAFE: list[Any] = [*_OBJECTS, *_FACTORIES, deque, defaultdict, array, scalar]
+_MAPPINGS = (dict, OrderedDict, Counter, defaultdict, MappingProxyType)
+SAFE: list[Any] = [*_OBJECTS, *_FACTORIES, frozenset, deque, defaultdict, array, scalar]
 """Classes and functions that a checkpoint may name, beside those of torch."""
