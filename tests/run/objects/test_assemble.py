@@ -76,7 +76,7 @@ def config(optimizer=None, *, sparse=False, **groups):
 @pytest.mark.parametrize("option", ["auto", "balanced"])
 def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
-    more = {} if option == "auto" else {"prefetch_factor": 4}
+    more = {"num_workers": 1} if option == "auto" else {"prefetch_factor": 4}
     given = config(loader={"timeout_s": 1, **more})
     facts = DataFacts(sets.SIZE, has_fetch=kind is sets.Breaking)
     choices = {"loader": option}
