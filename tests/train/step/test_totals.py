@@ -47,3 +47,18 @@ def test_a_buffer_that_changes_counts_as_it_was_in_each_step():
         totals.add("one", torch.full([1] if number % 2 else [], 2.0), 1)
         totals.commit()
     assert totals.take() == {"buffer": 4.5, "one": 2.0}
+
+
+def test_a_sum_of_a_checkpoint_is_read_with_those_of_the_device() -> None:
+    """A metric of some steps alone has no value on the device yet when training goes on."""
+    totals, devices = Totals(), []
+    totals.load_state_dict({"sums": {"rare": torch.ones((), dtype=torch.float64)}, "count": 1})
+    totals.add("loss", torch.ones((), device="meta"), 1)
+    totals.commit()
+
+    def reduce(sums: torch.Tensor) -> torch.Tensor:
+        devices.append(sums.device.type)
+        return torch.zeros(len(sums))
+
+    assert set(totals.state_dict(reduce)["sums"]) == {"rare", "loss"}
+    assert devices == ["meta"]

@@ -81,7 +81,9 @@ class Totals:
         self._sum_up()
         if not self._sums:
             return {}
-        stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / count
+        devices = [value.device for value in self._sums.values()]
+        device = next((each for each in devices if each.type != "cpu"), devices[0])
+        stacked = torch.stack([value.reshape(()).to(device) for value in self._sums.values()]) / count
         return dict(zip(self._sums, (reduce(stacked) if reduce else stacked).cpu(), strict=True))
 
     def state_dict(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, Any]:
