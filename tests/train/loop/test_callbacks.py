@@ -1,5 +1,6 @@
 """Callbacks of plain models do what Lightning's do, by the same arguments."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tests.kit import loop, tiny
 from wellfed.train.loop.callbacks import EarlyStopping, Ema, LrMonitor, ModelSummary, UnknownMetric
+from wellfed.train.plain_model.scheduling import Scheduling
 
 
 class Lit(pl.LightningModule):
@@ -123,6 +126,27 @@ def test_a_training_that_ended_early_makes_no_further_step_when_resumed(tmp_path
     again = fit(1, last)
     assert (again.number, again.ended_by) == (ended.number, ended.ended_by) == (6, again.ended_by)
     assert fit(2, last).number == 9, "with more patience it goes on"
+
+
+def test_a_validation_at_the_end_is_not_counted_by_a_longer_run(tmp_path: Path) -> None:
+    """Eight steps are learned alike at once and in two halves, the first of which ends between two validations."""
+    ends = []
+    for name, stops in (("whole", [8]), ("halves", [4, 8])):
+        last = None
+        for stop in stops:
+            make = partial(ReduceLROnPlateau, patience=1, threshold=99.0, threshold_mode="abs")
+            placed = loop.model(scheduling=Scheduling(make, "step", "val/loss"), optimizer=torch.optim.SGD)
+            stopping = EarlyStopping("val/loss", patience=9, min_delta=99.0)
+            more = {"callbacks": {"early": stopping}, "figures": loop.figures(), "validation": tiny.eval_loader()}
+            files = loop.checkpoints(tmp_path / name)
+            loop.fit(placed, checkpoints=files, checkpoint=last, max_steps=stop, validate_every_steps=3, **more)
+            last = tmp_path / name / "last.ckpt"
+            best = torch.load(tmp_path / name / "best.ckpt", weights_only=True)
+            assert best["global_step"] == stop, "it is picked by that validation, too"
+        saved = torch.load(last, weights_only=True)
+        ends.append([saved["callbacks"]["early"]["waited"], saved["lr_schedulers"][0]["num_bad_epochs"]])
+        ends[-1].append(loop.weights(placed).tolist())
+    assert ends[0] == ends[1]
 
 
 def test_a_figure_that_is_not_there_is_named() -> None:

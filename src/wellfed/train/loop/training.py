@@ -454,8 +454,7 @@ class Training:
 
     def _validate_at_end(self) -> None:
         """Validates after the last step, which no rhythm asks for."""
-        if not self.callbacks and self.rates.monitor is None:
-            self._save_last()  # a validation changes nothing of the state, and may take long
+        self._save_last()  # a longer run has no such validation, so callbacks and schedulers must not count it
         drawn = generators.state(self.model.device)
         self._validate(is_at_end=True)
         generators.restore(drawn, self.model.device)
