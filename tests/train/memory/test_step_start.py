@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from wellfed import generators
+from wellfed.errors import ModelError
 from wellfed.train.memory import step_start
 from wellfed.train.memory.step_start import StepStart
 
@@ -67,6 +68,19 @@ def test_a_large_buffer_that_stays_as_it_is_has_no_copy() -> None:
     model.constant += 1
     start.restore()
     assert model.constant[0] == 1
+
+
+def test_a_large_buffer_without_a_copy_is_not_taken_for_restored() -> None:
+    model = Buffers()
+    start = StepStart(model, CPU)
+    for _ in range(3):
+        start.take()
+    model.constant = model.constant + 1
+    start.restore()
+    assert model.constant[0] == 0, "the old tensor is put back"
+    model.constant += 1
+    with pytest.raises(ModelError, match=r"changed the buffer Buffers\.constant, which is over 1 MiB"):
+        start.restore()
 
 
 def drawn() -> tuple[float, float, float]:

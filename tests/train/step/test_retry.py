@@ -109,6 +109,28 @@ def test_fifty_steps_with_retries_are_those_without() -> None:
     assert difference < 1e-5
 
 
+class LateQueue(tiny.TinyModel):
+    """Changes its large buffer from the third step on, and runs out of memory after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(2**19))
+
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        if self.calls >= 3:
+            self.queue[0] += 1
+            raise out_of_memory()
+        return output
+
+
+def test_a_step_that_changed_a_buffer_without_a_copy_is_not_done_again() -> None:
+    placed = loop.model(model=LateQueue())
+    with pytest.raises(RestartNeeded, match=r"CUDA out of memory.*changed the buffer LateQueue\.queue") as caught:
+        loop.fit(placed, max_steps=4)
+    assert (caught.value.changes["memory.micro_batch"], placed.micro.size) == (16, 16)
+
+
 class OneSample(tiny.TinyModel):
     """Runs out of memory until its blocks recompute their activations."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from wellfed import generators
+from wellfed.errors import ModelError
 
 LARGE_BYTES = 2**20
 """Bytes beyond which a buffer is copied only when torch has counted a change."""
@@ -27,7 +28,8 @@ class StepStart:
     """Random generators and buffers as they were when a step began.
 
     Copies of all buffers would double their memory. So a buffer beyond ``LARGE_BYTES`` that the first step does not
-    change (a mask, a table) is copied again only when torch has counted a change.
+    change (a mask, a table) is copied again only when torch has counted a change. The step that first changes it in
+    place can't be undone.
     """
 
     is_taken = False
@@ -47,13 +49,21 @@ class StepStart:
         self.is_taken = True
 
     def restore(self) -> None:
-        """Restores everything to the latest `take`. Does nothing before the first, or if that has failed."""
+        """Restores everything to the latest `take`. Does nothing before the first, or if that has failed.
+
+        Raises:
+            ModelError: as of `restore_buffers`.
+        """
         if self.is_taken:
             self._generators.restore()
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Restores buffers to the latest `take`."""
+        """Restores buffers to the latest `take`.
+
+        Raises:
+            ModelError: the step has changed a large buffer that has no copy.
+        """
         for buffer in self._buffers:
             buffer.restore()
 
@@ -88,6 +98,12 @@ class _Buffer:
     def restore(self) -> None:
         if self._tensor is not None and self._copy is not None:
             self._tensor.copy_(self._copy)
+        elif self._tensor is not None and self._tensor._version != self._version:
+            where = f"{type(self._module).__name__}.{self._name}"
+            raise ModelError(
+                f"The step can't be undone: it changed the buffer {where}, which is over 1 MiB and has no copy, since "
+                "the first step left it unchanged. Assign a new tensor instead of changing it in place."
+            )
         self._module._buffers[self._name] = self._tensor
 
 

@@ -100,6 +100,7 @@ class TrainStep:
         Raises:
             OutOfMemoryExhausted: memory does not suffice, and no fallback is left.
             RestartNeeded: memory does not suffice, and the step can't be repeated in this process.
+            ModelError: a step to be left out can't be undone.
             DataError: the batch must be cut into micro-batches, or may have to be, and can't be.
         """
         self.number += 1
@@ -195,8 +196,12 @@ class TrainStep:
             if failure is None:
                 assert loss is not None
                 return loss
-            self._take_less(failure, "")
-            self._start.restore()
+            message = self._take_less(failure, "")
+            try:
+                self._start.restore()
+            except ModelError as error:
+                text, changes = f"{message} {error}", self._fallbacks.changes()
+                raise RestartNeeded(text, changes, failure.kind, is_suspect=failure.is_suspect) from error
 
     def _end_of_step(self, failure: oom.MemoryFailure) -> OutOfMemoryExhausted:
         """Returns the error that ends a step which can't be repeated, after taking the next fallback for a restart."""
