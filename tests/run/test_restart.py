@@ -48,8 +48,9 @@ class Guest(pl.LightningModule):
     seen: ClassVar[list[tuple[int, list[int]]]]
     alive: ClassVar[list[weakref.ref[Guest]]]
 
-    def __init__(self, by_hand: bool = False, batch_norm: bool = False) -> None:
+    def __init__(self, by_hand: bool = False, batch_norm: bool = False, lbfgs: bool = False) -> None:
         super().__init__()
+        self.optimizer = torch.optim.LBFGS if lbfgs else torch.optim.SGD
         self.automatic_optimization = not by_hand
         assert not any(each() for each in Guest.alive), "the failed training is still in memory"
         Guest.alive.append(weakref.ref(self))
@@ -72,7 +73,7 @@ class Guest(pl.LightningModule):
         self.log("val_loss", self._loss(batch))
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer = self.optimizer(self.parameters(), lr=0.1)
         halved = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halved, "interval": "step", "frequency": 2}}
 
@@ -199,6 +200,7 @@ def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["memory.on_oom=fail"], {}, "CUDA out of memory"),
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
+        ([], {"lbfgs": True}, "LBFGS needs whole steps"),
     ],
 )
 def test_what_is_not_done_in_parts_ends_the_run(

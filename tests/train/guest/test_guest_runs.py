@@ -96,6 +96,17 @@ def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path: Path, data: str) -
         torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
+class Repeats(brought.Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1)
+
+
+def test_an_optimizer_that_needs_whole_steps_is_not_given_parts(tmp_path: Path) -> None:
+    ran = guest(tmp_path, f"{__name__}.Repeats", DATA, "trainer.max_epochs=1", "memory.accumulate=2")
+    with pytest.raises(ConfigError, match=r"memory.accumulate=2: LBFGS computes the gradient of a step repeatedly"):
+        ran.fit()
+
+
 class NoDropout(brought.Module):
     def __init__(self) -> None:
         super().__init__()

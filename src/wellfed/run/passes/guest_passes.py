@@ -33,7 +33,7 @@ from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, arguments_of, changed, replaced, with_changes
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
-from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighing
+from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, asks_again, weighing
 from wellfed.train.guest.saves import LastAsBest, Saves
 from wellfed.train.guest.watchers import Watchers
 from wellfed.train.loop.placed_model import misfits
@@ -282,12 +282,14 @@ class GuestPasses(RunPasses):
         if grown := steps.growth.describe():
             return OutOfMemoryExhausted(f"{grown} {ran_out}", failure.kind)
         smaller = MicroBatches(before).step_down()
-        if plan.memory.on_oom == "retry" and smaller is not None:
+        is_whole = asks_again(trainer.optimizers)
+        if not is_whole and plan.memory.on_oom == "retry" and smaller is not None:
             changes = {"memory.micro_batch": smaller, "memory.accumulate": largest_share(samples, smaller)}
             return RestartNeeded(ran_out, changes, failure.kind)
         others = []
         if smaller is not None:  # the plan does not split steps
-            ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
+            why = "LBFGS needs whole steps" if is_whole else plan.memory.decided("on_oom").because
+            ran_out += f" Its steps are not done in smaller parts: {why}."
             others.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
         by_part = breakdown.bytes_by_part(self.module, trainer.optimizers)
         way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=0, others=others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.data.reading_state import restore_states, states_of
+from wellfed.errors import ConfigError
 from wellfed.ranks import own_rank, share_of
 from wellfed.train.guest.marks import samples_of
 
@@ -63,10 +64,19 @@ def weighing(step: Callable[..., Any], weight: Callable[[], float]) -> Callable[
     return training_step
 
 
+def asks_again(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Returns whether one computes the gradient of a step repeatedly. Lightning gives it the last part alone."""
+    return any(isinstance(one, torch.optim.LBFGS) for one in optimizers)
+
+
 class SchedulersOfParts(pl.Callback):
     """Scaling of the frequency of schedulers that count batches, since Lightning counts parts."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if asks_again(trainer.optimizers):
+            problem = "LBFGS computes the gradient of a step repeatedly, and Lightning would use the last part alone."
+            way_out = "Set memory.accumulate=1 and memory.micro_batch=null."
+            raise ConfigError.of(f"memory.accumulate={trainer.accumulate_grad_batches}", problem, way_out)
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step":
                 config.frequency *= trainer.accumulate_grad_batches
