@@ -1,5 +1,6 @@
 """Runs whose end itself goes wrong."""
 
+import logging
 import os
 import resource
 import sys
@@ -13,6 +14,7 @@ import pytest
 from wellfed.config.compose import compose
 from wellfed.record.entries import RunRecord
 from wellfed.run import stages
+from wellfed.run.folder.log import log_file
 from wellfed.run.folder.run_folder import RunFolder
 from wellfed.run.screen import Terminal
 
@@ -78,7 +80,11 @@ class Hoarding(stages.Run):
         self._started()
         self.held = []
         while True:
-            self.held.append(open(os.devnull))  # noqa: SIM115
+            try:
+                self.held.append(open(os.devnull))  # noqa: SIM115
+            except OSError:
+                logging.getLogger("wellfed").info("No more files")  # the first message opens the log
+                raise
 
 
 def test_a_run_with_too_many_open_files_has_a_record(start: Any) -> None:
@@ -86,7 +92,8 @@ def test_a_run_with_too_many_open_files_has_a_record(start: Any) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (120, limits[1]))
     run = Hoarding(start)
     try:
-        assert run.go() == 1
+        with log_file(start.folder.path / "train.log"):
+            assert run.go() == 1
     finally:
         for each in run.held:
             each.close()
@@ -94,5 +101,6 @@ def test_a_run_with_too_many_open_files_has_a_record(start: Any) -> None:
     found = RunRecord.read(start.folder.path)
     assert found.status == "failed"
     assert found.error is not None
-    assert "Too many open files" in found.error["message"]
+    assert found.error["message"] == f"OSError: [Errno 24] Too many open files: '{os.devnull}'"
+    assert "ended by Traceback" in (start.folder.path / "train.log").read_text()
     assert "There is no checkpoint to go on from" in found.error["advice"]
