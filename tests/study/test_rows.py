@@ -123,12 +123,13 @@ def test_a_trial_that_ended_well_keeps_its_row_while_a_resume_of_it_is_cut_short
         record = begin_record(compose(), RunFolder(tmp_path / "a", is_new=False), target)
         record.status, record.exit_code = status, exit_code
         target = replace(target, earlier=record)
-    record.overrides = earlier.overrides
+    record.overrides, record.duration_s = earlier.overrides, 9.0
     record.write(tmp_path / "a")
     (tmp_path / "a" / "metrics.csv").write_text("step,epoch,time_s,split,name,value\n5,0,1,val,loss,0.25\n")
     kept = Kept(tmp_path, SAMPLES_PER_S, "abc", metric=TrialMetric("loss", "min"))
     (found,) = kept.found.rows
     assert (found.status, found.outcome, found.value, found.trial) == ("ok", "complete", 0.25, 0)
+    assert found.seconds == 9.0
     assert kept.missing(["a"]) == []
 
 
