@@ -58,25 +58,25 @@ def test_it_goes_on_where_it_was_left(name: str) -> None:
     def seen_of(batch: list[Any]) -> list[Any]:
         return [row[:width] if isinstance(row, list) else row for row in batch]
 
-    expected = [seen_of(batch) for epoch in plainly(name) for batch in epoch]
-    for stop in (1, len(expected) // 2, len(expected) - 2):
-        generators.seed_all(SEED)
-        loader, seen = OwnLoader(LOADERS[name]()), list[Any]()
-        while len(seen) < stop:
-            for one in loader:
-                seen.append(seen_of(one.batch.tolist()))
-                if len(seen) == stop:
-                    break
-        saved = _through_a_file({"position": loader.state_dict(), "drawn": generators.state()})
-        loader.close()
-        generators.seed_all(99)
-        loader = OwnLoader(LOADERS[name]())
-        loader.load_state_dict(saved["position"])
-        generators.restore(saved["drawn"])
-        while len(seen) < len(expected):
-            seen += [seen_of(one.batch.tolist()) for one in loader]
-        assert seen == expected, stop
-        loader.close()
+    epochs = plainly(name)
+    expected = [seen_of(batch) for epoch in epochs for batch in epoch]
+    end = len(epochs[0])
+    for stops in ((1,), (end, end + 1), (len(expected) // 2,), (len(expected) - 2,)):
+        seen, saved = list[Any](), None
+        for stop in (*stops, len(expected)):
+            generators.seed_all(SEED if saved is None else 99)
+            loader = OwnLoader(LOADERS[name]())
+            if saved is not None:
+                loader.load_state_dict(saved["position"])
+                generators.restore(saved["drawn"])
+            while len(seen) < stop:
+                for one in loader:
+                    seen.append(seen_of(one.batch.tolist()))
+                    if len(seen) == stop:
+                        break
+            saved = _through_a_file({"position": loader.state_dict(), "drawn": generators.state()})
+            loader.close()
+        assert seen == expected, stops
 
 
 def test_a_batch_that_was_read_ahead_is_drawn_again_as_it_was() -> None:
@@ -103,6 +103,21 @@ def test_a_batch_that_was_read_ahead_is_drawn_again_as_it_was() -> None:
         again.load_state_dict(saved["position"])
         generators.restore(saved["drawn"])
         assert seen + trained(again, 12 - stop) == expected, stop
+
+
+def test_a_position_that_it_stands_at_already_changes_no_generator() -> None:
+    """A prefetcher loads it before each epoch, and a validation in between may have drawn."""
+    orders = []
+    for is_loaded in (False, True):
+        loader = OwnLoader(own := LOADERS["a generator"]())
+        orders += [[one.batch.tolist() for one in loader]]
+        position = loader.state_dict()
+        torch.rand(1, generator=own.generator)
+        if is_loaded:
+            loader.load_state_dict(position)
+        orders += [[one.batch.tolist() for one in loader]]
+    assert orders[:2] == orders[2:]
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch joins what has not started

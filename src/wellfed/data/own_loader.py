@@ -99,7 +99,8 @@ class OwnLoader:
     """Yields the batches of a user's loader, epoch after epoch; each ``iter()`` continues after the last batch.
 
     A checkpoint holds the states of all generators at the start of the epoch. A resume goes on by the ``state_dict`` of
-    the loader, or of a dataset that this process reads. Without one it reads the epoch again, up to its place.
+    the loader, or of a dataset that this process reads. Without one it reads the epoch again, up to its place. At the
+    end of an epoch it holds those at the start of the next.
 
     If each rank reads a loader of its own, the epoch ends for all with the last batch of one of them.
     """
@@ -130,6 +131,8 @@ class OwnLoader:
         self._is_over = False
         self._start: dict[str, Any] | None = None
         """States of generators at the start of the epoch."""
+        self._next_start: dict[str, Any] | None = None
+        """Those at the start of the next epoch, of a checkpoint that was saved between the two."""
         self._before = BeforeReading()
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
@@ -158,13 +161,18 @@ class OwnLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the next batch."""
         place = {"start": self._start, "state": self._state, "ahead": self._before.state}
+        if self._is_over and self._has_place:  # the run restores the process's own
+            place["next_start"] = self._next_start or {**self._states(), "rng": None}
         return {"epoch": self._epoch, "batch": self._next_batch, "stream": {"is_over": self._is_over, **place}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a position."""
+        before = self._epoch, self._next_batch, self._is_over
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         place = state.get("stream", {}) if self._next_batch else {}
         self._is_over = bool(place.get("is_over"))
+        if before != (self._epoch, self._next_batch, self._is_over):  # else its generators are already there
+            self._next_start = place.get("next_start")
         self._start, self._state, self._before.state = (place.get(name) for name in ("start", "state", "ahead"))
 
     def __iter__(self) -> Iterator[Delivery]:
@@ -189,9 +197,13 @@ class OwnLoader:
         """Returns the batches from the present position on, each with the state after it."""
         owner = self._owner_of_state()
         if self._next_batch == 0:
-            self._start, self._state = self._states() if self._has_place else None, None
+            resumed, self._next_start = self._next_start or {}, None
+            if resumed:
+                restore_states(self._loader, resumed)
+            stayed = {"workers_stay": True} if resumed.get("workers_stay") else {}
+            self._start, self._state = {**self._states(), **stayed} if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
-            return _read(self._opened(), owner)
+            return _read(self._without_new_seed() if stayed else self._opened(), owner)
         with generators.kept():  # the run restores its own afterwards
             start = self._start or self._states()  # a run that began with the dataset alone has none
             restore_states(self._loader, start)

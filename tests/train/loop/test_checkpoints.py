@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import random
 import signal
 import sys
 from collections.abc import Container
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import loop, tiny
+from tests.kit.gloo_ranks import join, leave, of_ranks
 from wellfed.contract import LossOutput
+from wellfed.data.own_loader import OwnLoader
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.loop import checkpoint_files
 from wellfed.train.loop import training as loops
@@ -255,6 +259,51 @@ def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fail
     assert json.loads((tmp_path / "1.json").read_text()) == [[], []]
     assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 5
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+class Share(IterableDataset[Any]):
+    """A rank's share of the samples, in an order that it draws from Python's generator."""
+
+    def __iter__(self) -> Any:
+        rows, own = tiny.TinyData(24), list(range(torch.distributed.get_rank(), 24, 2))
+        random.shuffle(own)
+        return (rows[index] for index in own)
+
+
+class Reader(tiny.TinyModel):
+    """Keeps the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[Any] = []
+
+    def loss(self, batch: Any) -> Any:
+        self.read.append(batch["x"].tolist())
+        return super().loss(batch)
+
+
+def _resume_within_an_epoch(rank: int, folder: Path) -> None:
+    """Runs one of two ranks; leaves what it reads after step 3 without and with a resume."""
+    join(rank, folder)
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    seen = []
+    for limit, start in ((8, None), (3, None), (8, folder / "3" / "last.ckpt")):
+        model = Reader()
+        placed = loop.model(model=model)
+        random.seed(7 + rank)
+        batches = OwnLoader(DataLoader(Share(), 2), world_size=2)
+        saves = loop.checkpoints(folder / str(limit))
+        more = {"devices": 2, "strategy": "ddp", "max_steps": limit}
+        loop.fit(placed, batches, checkpoints=saves, checkpoint=start, **more)
+        seen.append(model.read)
+    leave(rank, folder, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_each_rank_goes_on_with_its_own_order(tmp_path: Path) -> None:
+    for whole, begun, resumed in of_ranks(_resume_within_an_epoch, tmp_path):
+        assert begun + resumed == whole
 
 
 def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:

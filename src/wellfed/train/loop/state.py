@@ -26,14 +26,14 @@ def state_of(training: Training) -> dict[str, Any]:
     """Returns the content of a checkpoint between two steps, but for that of callbacks. All ranks call it; that of
     rank 0 is whole."""
     model, place = training.model, training.model.place
-    own = generators.state(model.device)
+    own, position = generators.state(model.device), training.loader.state_dict()
     content: dict[str, Any] = {
         "state_dict": model.weights(),
         "optimizer_states": [model.optimizer_state(training.optimizer)],
         "lr_schedulers": [training.rates.state_dict()],
         "global_step": training.number,
         "epoch": training.epoch,
-        "position": training.loader.state_dict(),
+        "position": position,
         "elapsed_s": training.elapsed_s,
         "figures": dict(training.figures.latest),
         "callbacks": {},
@@ -43,6 +43,7 @@ def state_of(training: Training) -> dict[str, Any]:
     }
     if place.size > 1:
         content["rng_of_ranks"] = place.gather(own)
+        content["position_of_ranks"] = place.gather(position)
     if training.scaler is not None:
         content["scaler"] = training.scaler.state_dict()
     return content
@@ -67,7 +68,8 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         if training.scaler is not None and "scaler" in state:
             training.scaler.load_state_dict(state["scaler"])
         training.rates.load_state_dict(state["lr_schedulers"][0], training.optimizer)
-        training.loader.load_state_dict(state["position"])
+        positions = state.get("position_of_ranks", ())
+        training.loader.load_state_dict(positions[place.rank] if len(positions) == place.size else state["position"])
         training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
         training.elapsed_before_s = float(state["elapsed_s"])
         training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
