@@ -21,6 +21,11 @@ def is_command() -> bool:
     return _is_script() or Path(sys.argv[0]).absolute() == _MODULE
 
 
+def is_started_by(name: str) -> bool:
+    """Returns whether this process was started by ``wellfed <name>`` or ``src/<name>.py``."""
+    return sys.argv[1:2] == [name] if is_command() else Path(sys.argv[0]).stem == name
+
+
 def typed_arguments() -> list[str]:
     """Returns the arguments after the name of the command, or after the script."""
     return sys.argv[2 if is_command() else 1 :]

@@ -229,7 +229,7 @@ PLAIN = (
             "workload.optimizer.foreach=false",
         ),
         # In the first step: from the beginning, in a new folder.
-        (("++workload.model.room=4",), 0, "memory.micro_batch=4"),
+        (("++workload.model.room=4", "hydra.run.dir=typed"), 0, "memory.micro_batch=4"),
     ],
 )
 def test_ranks_restart_as_they_would_by_hand(user: Path, failing: tuple[str, ...], step: int, smaller: str) -> None:
@@ -238,6 +238,9 @@ def test_ranks_restart_as_they_would_by_hand(user: Path, failing: tuple[str, ...
     assert done.code == 0, done.text[-3000:]
     event = restart_of(folder)
     assert event["step"] == step
+    kind, before, *_ = (one for one in record_of(folder)["events"] if one["kind"] in ("oom", "step_down", "ladder"))
+    assert (kind["kind"], kind["rank"], kind["step"]) == ("oom", 1, {6: 7, 3: 5, 0: 1}[step])
+    assert before["kind"] == ("ladder" if step == 3 else "step_down")
     assert smaller in show_changes(event["changes"])
     assert f"Out of memory on rank 1 {'in the' if step == 3 else 'with micro-batches of 8'}" in event["because"]
     with (folder / "steps.csv").open() as file:

@@ -322,16 +322,16 @@ def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
     ("words", "changes", "folder", "expected"),
     [
         (
-            ["src/train.py", "memory.accumulate=2", "trainer.devices=2"],
+            ["src/train.py", "memory.accumulate=2", "hydra.run.dir=typed", "trainer.devices=2"],
             {"memory.micro_batch": 4},
             None,
             ["src/train.py", "trainer.devices=2", "++memory.micro_batch=4", "++memory.accumulate=null"],
         ),
         (
-            ["-m", "wellfed", "train", "resume=auto", "++workload.optimizer.foreach=true"],
+            ["-m", "wellfed", "train", "resume=auto", "hydra.run.dir=/logs/w", "++workload.optimizer.foreach=true"],
             {"workload.optimizer.foreach": False},
             Path("/logs/w"),
-            ["-m", "wellfed", "train", "++workload.optimizer.foreach=false", "resume=/logs/w"],
+            ["-m", "wellfed", "train", "hydra.run.dir=/logs/w", "++workload.optimizer.foreach=false", "resume=/logs/w"],
         ),
     ],
 )

@@ -5,17 +5,24 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from wellfed.config.compose import compose
+from wellfed.errors import EXIT_OUT_OF_MEMORY, RestartNeeded
+from wellfed.ranks import lightnings_launch
 from wellfed.record.entries import RunRecord
 from wellfed.run import stages
 from wellfed.run.folder.log import log_file
 from wellfed.run.folder.run_folder import RunFolder
+from wellfed.run.outcome import Outcome
+from wellfed.run.ranks.coordination import OtherRanks
+from wellfed.run.ranks.exchange import Exchange
+from wellfed.run.restart import RestartOfRanks
 from wellfed.run.screen import Terminal
 
 
@@ -41,7 +48,33 @@ def start(tmp_path: Path) -> Any:
         exchange=None,
         target=None,
         stop=SimpleNamespace(is_finishing=False),
+        pruner=None,
     )
+
+
+class RunsOut(stages.Run):
+    """A run of two ranks that runs out of memory."""
+
+    def _stages(self) -> None:
+        self._started()
+        self._others.exchange = cast(Exchange, Ranks())
+        passes = SimpleNamespace(fit=self._fails)
+        self._fit(cast(Any, passes), None, cast(Any, None))
+
+    def _fails(self, *_: object) -> None:
+        raise RestartNeeded("Out of memory", {"memory.micro_batch": 4})
+
+
+class Ranks:
+    """Ranks that Lightning has started."""
+
+    launch = lightnings_launch(0, 2)
+
+    def report(self, outcome: Outcome) -> None:
+        pass
+
+    def close(self, outcome: Outcome) -> None:
+        pass
 
 
 class Gone:
@@ -61,6 +94,53 @@ def test_a_trained_run_ends_as_ever_without_a_terminal(start: Any, monkeypatch: 
     assert Training(start).go() == 1
     assert start.folder.stays
     assert RunRecord.read(start.folder.path).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("argv", "number", "times", "is_restarted"),
+    [
+        (["src/train.py"], "???", "0", True),
+        (["/bin/wellfed", "train"], "???", "11", True),
+        (["src/train.py", "-m", "a=1,2"], 1, "0", False),
+        (["/bin/wellfed", "bench"], "???", "0", False),
+        (["/site/submitit/_submit.py"], "???", "0", False),
+        (["src/train.py"], "???", "12", False),
+    ],
+)
+def test_only_the_command_of_one_run_is_restarted_and_not_for_ever(
+    start: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    number: Any,
+    times: str,
+    is_restarted: bool,
+) -> None:
+    asked = []
+    monkeypatch.setattr(RestartOfRanks, "ask", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setenv("WELLFED_RESTARTS", times)
+    hydra = start.composed._hydra
+    start.composed = replace(start.composed, _hydra={**hydra, "job": {**hydra["job"], "num": number}})
+    assert RunsOut(start).go() == EXIT_OUT_OF_MEMORY
+    assert bool(asked) is is_restarted
+    advice = "Out of memory. Start all ranks again with memory.micro_batch=4."
+    assert (advice in capsys.readouterr().err) is not is_restarted
+
+
+def test_the_record_has_the_failure_before_other_ranks_are_asked(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def outcome(_: object, own: Outcome) -> Outcome:  # Lightning may kill rank 0 here
+        found.append(RunRecord.read(start.folder.path))
+        return own
+
+    monkeypatch.setattr(OtherRanks, "outcome", outcome)
+    start.exchange = Ranks()
+    assert Training(start).go() == 1
+    assert [(one.status, one.exit_code, one.error and one.error["message"]) for one in found] == [
+        ("failed", 1, "ValueError: bug")
+    ]
 
 
 def test_a_trained_run_stays_if_its_end_fails(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,11 @@ class Composed(Generic[C]):
         return replace(self, config=_map_knobs(self.config, filled), **values)
 
     @property
+    def is_job_of_many(self) -> bool:
+        """Whether it is a job of a multirun, so that the command line starts others too."""
+        return isinstance(self._hydra["job"]["num"], int)
+
+    @property
     def changes_folder(self) -> bool:
         """Whether the working directory is the run's folder while user code runs: ``hydra.job.chdir``."""
         return bool(self._hydra["job"]["chdir"])

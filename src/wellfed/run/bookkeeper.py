@@ -194,6 +194,13 @@ class Bookkeeper:
         self._fill_in(metrics)
         self.journal.save()
 
+    def ended(self, outcome: Outcome) -> None:
+        """Notes how the run has ended."""
+        record = self.record
+        record.status, record.exit_code = outcome.status, outcome.exit_code
+        if outcome.kind is not None:
+            record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
+
     def finish(self, outcome: Outcome, metrics: Mapping[str, float], *, has_page: bool = True) -> None:
         """Completes record, reports and loggers of a finished run.
 
@@ -201,9 +208,7 @@ class Bookkeeper:
             has_page: whether report.html is drawn.
         """
         record = self.record
-        record.status, record.exit_code = outcome.status, outcome.exit_code
-        if outcome.kind is not None:
-            record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
+        self.ended(outcome)
         if outcome.status == "interrupted":
             self.journal.event("signal", message=outcome.message, advice=outcome.advice)
         if outcome.by_non_finite_loss:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from wellfed.units import counted
 
 MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
-_FILE, _REASON = ".restart.json", "WELLFED_RESTART"
-"""File in the run folder with which a rank asks for a restart; environment variable of the restarted command."""
+_FILE, _REASON, _TIMES = ".restart.json", "WELLFED_RESTART", "WELLFED_RESTARTS"
+"""File in the run folder with which a rank asks for a restart; environment variables of the restarted command. The last
+has the number of restarts, and reaches its other ranks too."""
 _POLL_S, _WAIT_S = 0.5, 60.0
 
 
@@ -76,15 +77,27 @@ class RestartOfRanks:
         """``folder``: the run folder, in which any rank asks for a restart."""
         self._folder = folder
         self._environ = {name: value for name, value in os.environ.items() if name != INVITATION}
+        self.times = int(os.environ.get(_TIMES, "0"))
+        """Restarts so far."""
 
     def listen(self) -> None:
         """Restarts all ranks as soon as one asks for it. A thread does, since rank 0 may wait in a collective."""
         threading.Thread(target=self._listen, name="wellfed-restart", daemon=True).start()
 
-    def ask(self, needed: RestartNeeded) -> None:
-        """Asks rank 0 for a restart, which ends this process. Returns if rank 0 does not answer."""
+    def ask(self, needed: RestartNeeded, rank: int, events: Sequence[Mapping[str, Any]]) -> None:
+        """Asks rank 0 for a restart, which ends this process. Returns if rank 0 does not answer.
+
+        Args:
+            events: those of this rank's record. The last `oom`, and what followed, go to the restarted run.
+        """
+        began = max((at for at, event in enumerate(events) if event["kind"] == "oom"), default=len(events))
+        reason = {
+            "because": str(needed),
+            "changes": needed.changes,
+            "events": [{**event, "rank": rank} for event in events[began:]],
+        }
         written = self._folder / f"{_FILE}.{os.getpid()}"
-        written.write_text(json.dumps({"because": str(needed), "changes": needed.changes}), encoding="utf-8")
+        written.write_text(json.dumps(reason), encoding="utf-8")
         written.replace(self._folder / _FILE)
         time.sleep(_WAIT_S)
 
@@ -103,23 +116,27 @@ class RestartOfRanks:
         for child in psutil.Process().children(recursive=True):
             child.kill()
         words = words_again(own_command(), changes, None if checkpoint is None else self._folder)
-        os.execve(sys.executable, words, {**self._environ, _REASON: reason})
+        os.execve(sys.executable, words, {**self._environ, _REASON: reason, _TIMES: str(self.times + 1)})
 
 
 def words_again(words: list[str], changes: Mapping[str, object], folder: Path | None) -> list[str]:
-    """Returns the words of a command that makes the same training with changes; ``folder`` = it resumes that run."""
+    """Returns the words of a command that makes the same training with changes.
+
+    Args:
+        folder: run that it resumes; None = it begins a run, in a new folder, since a typed one holds this run.
+    """
     if "memory.micro_batch" in changes:
         changes = {**changes, "memory.accumulate": "null"}
     more = [f"++{show_changes({knob: value})}" for knob, value in changes.items()]
-    left_out = set(changes)
+    left_out = {*changes, *(["hydra.run.dir"] if folder is None else ["resume", "rerun"])}
     if folder is not None:
-        left_out |= {"resume", "rerun"}
         more.append(assigned("resume", str(folder)))
     return [*(word for word in words if word.lstrip("+").partition("=")[0] not in left_out), *more]
 
 
 def reason_of_restart() -> dict[str, Any] | None:
-    """Returns why another process has restarted this command, once: ``because`` and ``changes``; None = it did not."""
+    """Returns why another process has restarted this command, once: ``because``, ``changes`` and ``events`` of the rank
+    that asked; None = it did not."""
     reason = os.environ.pop(_REASON, None)
     return None if reason is None else json.loads(reason)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wellfed.command_line import is_started_by
 from wellfed.config.schema import OnOom
 from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
 from wellfed.observe.hardware.detect import machine
@@ -33,9 +34,9 @@ from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun
-from wellfed.run.restart import RestartOfRanks, Restarts, reason_of_restart, show_changes, with_changes
+from wellfed.run.restart import MOST_RESTARTS, RestartOfRanks, Restarts, reason_of_restart, show_changes, with_changes
 from wellfed.train.memory import oom
-from wellfed.units import for_stream, show_text
+from wellfed.units import counted, for_stream, show_text
 
 if TYPE_CHECKING:
     from wellfed.run.passes.guest_passes import GuestPasses
@@ -72,7 +73,11 @@ class Run:
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             start.folder.stays = self._is_trial or self._has_trained  # whatever fails from here on
             stop.is_finishing = True
-            outcome = self._others.outcome(outcome_of(error, has_trained=self._has_trained))
+            outcome = outcome_of(error, has_trained=self._has_trained)
+            if self._has_trained and self._rank == 0 and self._others.exchange is not None:
+                books.ended(outcome)  # before it waits: Lightning kills rank 0 soon after another rank was killed
+                books.journal.save()
+            outcome = self._others.outcome(outcome)
             if self._has_trained and self._rank == 0 and not self._is_trial:
                 outcome = self._with_what_is_saved(outcome)
             self._show(outcome, error)
@@ -121,6 +126,8 @@ class Run:
                 return
             restarts, began_s = Restarts(self._folder, checkpoint), books.journal.time_s()
             if (reason := reason_of_restart()) is not None:
+                for event in reason.pop("events"):
+                    books.journal.event(**{name: value for name, value in event.items() if name != "time_s"})
                 name = None if checkpoint is None else str(checkpoint)
                 books.journal.event("restart", step=record.steps, checkpoint=name, **reason)
             if self._restarts_ranks and self._rank == 0:
@@ -163,9 +170,12 @@ class Run:
                 raise
             if self._others.exchange is not None:
                 if not self._restarts_ranks:
-                    text = f"{needed} Start all ranks again with {show_changes(needed.changes)}."
+                    how = f" with {show_changes(needed.changes)}" if needed.changes else ""
+                    text = f"{str(needed).removesuffix('.')}. Start all ranks again{how}."
+                    if self._again.times:
+                        text += f" They have been restarted {counted(self._again.times, 'time')}."
                     raise OutOfMemoryExhausted(text, needed.kind) from None
-                self._again.ask(needed)
+                self._again.ask(needed, self._rank, self._books.record.events)
                 raise
             needed.__context__ = None
             return needed.with_traceback(None)  # the frames hold tensors of the failed step
@@ -176,9 +186,12 @@ class Run:
 
     @property
     def _restarts_ranks(self) -> bool:
-        """Whether this run has started its other ranks itself, by a command that can be started again from here."""
-        exchange = self._others.exchange
-        return exchange is not None and exchange.launch.by == "Lightning" and not self._start.composed.changes_folder
+        """Whether this run has started its other ranks itself, by a command of this one run that can be started again
+        from here, and not too often."""
+        exchange, composed = self._others.exchange, self._start.composed
+        if exchange is None or exchange.launch.by != "Lightning" or self._again.times >= MOST_RESTARTS:
+            return False
+        return is_started_by("train") and not (composed.is_job_of_many or composed.changes_folder)
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
         start = self._start

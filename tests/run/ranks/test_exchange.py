@@ -13,6 +13,7 @@ import pytest
 from tests.run.ranks.conftest import launch
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
+from wellfed.ranks import lightnings_launch
 from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import coordination, exchange
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun, invited
@@ -145,6 +146,14 @@ def test_a_failure_of_its_own_counts_more_than_what_it_caused(exchanges, own):
     exchanges[1].report(own)
     threading.Timer(0.5, exchanges[2].report, [FAILED]).start()
     assert exchanges[0].reason(own).message.endswith("no such file")
+
+
+def test_rank_0_of_lightning_does_not_wait_until_it_is_killed(exchanges):
+    joined(exchanges)
+    exchanges[0].launch = lightnings_launch(0, 3)
+    began_s = time.monotonic()
+    assert exchanges[0].reason(Outcome("failed", EXIT_FAILED, "code", "broken", is_of_other_rank=True)) is None
+    assert time.monotonic() - began_s < 3
 
 
 def test_ranks_that_lightning_starts_get_run_and_plan(tmp_path, monkeypatch):

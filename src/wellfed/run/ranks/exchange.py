@@ -27,6 +27,8 @@ REFUSED_S = 60.0
 """Seconds that rank 0 waits for the others if it only has to report that nothing is run."""
 REPORT_S = 5.0
 """Seconds to wait for the report of another rank after a collective has failed."""
+_LIGHTNING_REPORT_S = 1.0
+"""The same for ranks that Lightning has started. It kills rank 0 within 5 s of a killed rank's end."""
 _LAST_RECORD_S = 30.0
 """Seconds that a failed rank leaves rank 0 to write its record, before the launcher ends it."""
 _READ_S = 3.0
@@ -115,7 +117,8 @@ class Exchange:
 
         Waits up to `REPORT_S` for a report, unless all ranks stop together.
         """
-        until_s = time.monotonic() + (0.0 if own.is_of_all else REPORT_S)
+        report_s = _LIGHTNING_REPORT_S if self.launch.by == "Lightning" else REPORT_S
+        until_s = time.monotonic() + (0.0 if own.is_of_all else report_s)
         with suppress(RankEnded):
             while self._store is not None:
                 found = self.failure()
