@@ -138,7 +138,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     trained: list[RunObjects] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
     trial.run_timed(trial.SharedParts(parts, torch.get_num_threads()), STUDY, point, plan)
-    monkeypatch.setattr(footprints.estimate, "measure", lambda *_: footprints.NoEstimate("measured again"))
+    monkeypatch.setattr(footprints, "measure", lambda *_: footprints.NoEstimate("measured again"))
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib
     assert planner(point, parts).for_training(0).predicted_peak_gib is None
