@@ -70,7 +70,8 @@ def test_a_data_module_is_set_up_once_and_its_loaders_are_used_as_they_came(user
 @pytest.mark.parametrize("kind", ["shuffled", "weighted", "batches", "own"])
 @pytest.mark.parametrize("workload", ["plain", "sets"])
 def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, workload: str, kind: str) -> None:
-    arguments = ("trainer.max_epochs=3", f"+workload.data.kind={kind}")
+    arguments = ["trainer.max_epochs=3", f"+workload.data.kind={kind}"]
+    arguments += ["workload.effective_batch_size=6"] if kind == "batches" else []  # it does not show its size
     done = train(user, workload, *arguments, "trainer.checkpoint_every_steps=1", "trainer.keep_last=100")
     assert done.code == 0, done.text
     whole = only_folder(user, workload)
