@@ -242,28 +242,6 @@ def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(t
     assert [row["lr"] for row in rows] == pytest.approx(rates)
 
 
-@pytest.mark.slow
-def test_a_run_that_stepped_down_goes_on_with_its_size(tmp_path: Path) -> None:
-    """A resume does not try the failed size again, and has the same weights bit for bit."""
-
-    def no_room(size: int, calls: int) -> BaseException | None:
-        return torch.OutOfMemoryError("CUDA out of memory.") if size > 8 and calls > 3 else None
-
-    events: list[str] = []
-
-    def trained(folder: Path, fail: Any, checkpoint: Path | None, steps: int) -> torch.Tensor:
-        placed = loop.model(fail=fail, dropout=0.2, on_event=lambda kind, **_: events.append(kind))
-        loop.fit(placed, checkpoints=loop.checkpoints(folder), checkpoint=checkpoint, max_steps=steps)
-        return loop.weights(placed)
-
-    unbroken = trained(tmp_path / "one", no_room, None, 9)
-    trained(tmp_path / "two", no_room, None, 5)
-    events.clear()
-    resumed = trained(tmp_path / "two", None, tmp_path / "two" / "last.ckpt", 9)  # there would be room for more now
-    assert torch.equal(resumed, unbroken)
-    assert events == []
-
-
 class InOrder(IterableDataset[Any]):
     """A stream of the samples of `tiny.TinyData`, of unknown length."""
 
