@@ -49,10 +49,14 @@ def git_state(folder: Path) -> GitState | None:
     return {"commit": commit, "dirty": bool(changed or digest), "changed": changed[:_MOST_CHANGED], "digest": digest}
 
 
-@cache
 def engine_state() -> EngineState:
-    """Returns the engine that this process uses. Calls git once if it is in a checkout of its own."""
-    within = project.is_engine_within(project.root())
+    """Returns the engine that this process uses. Calls git once a project if it is in a checkout of its own."""
+    return _engine_state(project.root())
+
+
+@cache
+def _engine_state(root: Path) -> EngineState:
+    within = project.is_engine_within(root)
     git = None if within or project.is_engine_installed() else git_state(project.ENGINE)
     return {
         "version": __version__,

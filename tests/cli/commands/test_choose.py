@@ -147,7 +147,7 @@ def test_a_name_that_will_not_do_leaves_nothing(
     before = {*configs.rglob("*")}
     assert choose_from(folder, "--force", name=name) == 2
     err = capsys.readouterr().err
-    assert "becomes the name of a file and an option" in err
+    assert "becomes the name of a file" in err
     assert "Write --name my_" in err
     assert {*configs.rglob("*")} == before
 

@@ -125,7 +125,9 @@ def test_a_full_disk_is_told(
     with io.TextIOWrapper(through, write_through=not is_buffered) as stream:
         monkeypatch.setattr("sys.stdout", stream)
         assert cli.main(words) == 1
-    assert capsys.readouterr().err == "Nothing more can be shown: No space left on device.\n"
+    err = capsys.readouterr().err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
 
 
 def test_a_reader_that_goes_away_has_had_enough(
