@@ -132,7 +132,7 @@ class OwnLoader:
         self._start: dict[str, Any] | None = None
         """States of generators at the start of the epoch."""
         self._next_start: dict[str, Any] | None = None
-        """Those at the start of the next epoch, of a checkpoint that was saved between the two."""
+        """States at the start of the next epoch, of a checkpoint that was saved between the two."""
         self._before = BeforeReading()
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
