@@ -197,6 +197,8 @@ class Place(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._end_epoch()  # a hook has ended the last one, or no further batch came
+        if trainer.current_epoch > 0 and not self.is_resuming:
+            self._is_open = False  # Lightning opens loaders again that it has just reloaded
         if self.batch or not self._is_open:
             self._restore_rng()  # before draws at the start of an epoch
 
