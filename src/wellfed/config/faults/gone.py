@@ -12,10 +12,10 @@ GONE: Mapping[str, str] = {
     "loader.worker_threads": "leave it out; a worker has one thread, more by torch.set_num_threads in worker_init_fn",
     "logger.diff": "leave it out; run.json names the changed files and the digest of the change, no longer its text",
     "memory.micro_batch_steps": "leave it out; the micro-batch is halved when memory runs out",
-    "memory.plateau_frac": "set memory.micro_batch or memory.accumulate; wellfed fit measures rates",
+    "memory.plateau_frac": "set memory.micro_batch or memory.accumulate; sweep=throughput measures rates",
     "memory.remember": "leave it out; the report of a run that went down shows the memory.micro_batch to type",
     "memory.stages": "train with memory=cache, then resume=<run> memory=dynamic workload.model.train_encoder=true",
-    "target_util_pct": "leave it out; wellfed fit shows samples/s, and stops where more samples gain little",
+    "target_util_pct": "leave it out; a run's report has the utilisation, and sweep=throughput measures rates",
     "tune.fixed": "leave it out; tune ends with the overrides to type, and any of them can be typed otherwise",
     "wellfed completion": 'Hydra has it: eval "$(python src/train.py -sc install=bash)"',
 }
