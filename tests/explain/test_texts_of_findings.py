@@ -4,13 +4,14 @@ import gzip
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from tests.kit.evidence_of import evidence, walled
-from wellfed.explain.diagnosis import rules
+from wellfed.explain.diagnosis import words
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.explain.diagnosis.run_rules import run_rules
@@ -20,8 +21,8 @@ SNAPSHOT = Path(__file__).with_name("findings.snap.md")
 TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*/*.json.gz"))
 IDS = {
     name
-    for path in Path(rules.__file__).parent.glob("*_rules.py")
-    for name in re.findall(r'\bFinding\(\s*"(\w+)"', path.read_text(encoding="utf-8"))
+    for name in tomllib.loads(Path(words.__file__).with_name("findings.toml").read_text(encoding="utf-8"))
+    if name[0] != "_"
 }
 MADE = {
     "a run without clocks": evidence(time=None),
@@ -47,12 +48,12 @@ def snapshot(folder: Path) -> str:
     found: dict[str, dict[str, str]] = {}
     for name, given in cases(folder):
         for finding in run_rules(given):
-            found.setdefault(finding.id, {}).setdefault(words(finding), lines(name, given, finding))
+            found.setdefault(finding.id, {}).setdefault(words_of(finding), lines(name, given, finding))
     parts = [f"## {name}\n\n" + "\n".join(texts.values()) for name, texts in sorted(found.items())]
     return "# Texts of all findings\n\nWritten by `make goldens`. Read what changed.\n\n" + "\n\n".join(parts) + "\n"
 
 
-def words(finding: Finding) -> str:
+def words_of(finding: Finding) -> str:
     return re.sub(r"[\d.,]+ ?(ms|s|%|MiB|GiB|GB/s|MHz|min)?", "N", finding.text)
 
 

@@ -373,6 +373,8 @@ class GainEntry(TypedDict):
     factor: float
     low: float
     high: float
+    text: str
+    """The same in words: ``about 2.1 times as fast (1.50 to 2.5), predicted``."""
 
 
 class FindingEntry(TypedDict):

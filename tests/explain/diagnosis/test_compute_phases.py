@@ -8,7 +8,6 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
 
 SHARES = {"forward_frac": 0.25, "backward_frac": 0.5, "optimizer_frac": 0.15}
@@ -32,11 +31,3 @@ def test_shares_add_up_to_compute_and_are_shown() -> None:
 def test_without_figures_nothing_is_shown() -> None:
     assert show_phases(evidence().record.time) == show_phases(None) == ""
     assert phase_shares(evidence().record.time) == {}
-
-
-def test_where_nothing_is_left_to_tune_the_finding_says_where_compute_goes() -> None:
-    first = run_rules(with_shares(ceiling=1.0))[0]
-    assert first.id == "healthy"
-    assert first.message.endswith(f"Shares of a step: {show_phases(with_shares().record.time)}.")
-    assert first.evidence["backward_frac"] == 0.5
-    assert "backward_frac" not in run_rules(evidence(ceiling=1.0))[0].evidence

@@ -25,9 +25,7 @@ def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):
 
 
 def test_the_warm_up_is_in_no_figure(tmp_path):
-    given = evidence(steps=30)
-    throughput = {**given.record.throughput, "warmup_steps": 3}
-    given.record.throughput = throughput
+    given = evidence(steps=30, columns={"warmup": (np.arange(30) < 3).astype(float)})
     assert len(given.steps.column("wait_ms")) == 27
     assert len(given.all_steps["wait_ms"]) == 30
 
@@ -109,7 +107,6 @@ def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
     (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
     found = Evidence.read(tmp_path)
     assert found.telemetry.mean("util_pct", 0) == 90
-    assert found.telemetry.util_pct == 90
     assert found.telemetry.mean("sm_active_pct", 0) is None
     assert found.swings.of_gpus == {}
     assert [finding.id for finding in run_rules(found) if not finding.is_note] == []
@@ -122,7 +119,7 @@ def test_figures_of_a_running_run_are_newer_in_the_tables(tmp_path):
     assert Evidence.of(record, tmp_path).record.throughput == old
     found = Evidence.of(replace(record, status="running"), tmp_path).record
     assert found.throughput["samples_per_s"] == pytest.approx(64 / 0.05, rel=0.2)
-    assert (found.steps, found.epochs) == (400, 3)
+    assert found.steps == 400
     assert found.gpus["0"]["util_pct"]["mean"] == pytest.approx(60, abs=2)
     (tmp_path / "steps.csv").unlink()
     assert Evidence.of(replace(record, status="running"), tmp_path).record.throughput == old
@@ -132,7 +129,6 @@ def test_nothing_of_what_is_not_there_is_a_figure():
     bare = Evidence(RunRecord("run"))
     assert bare.steps.mean_ms is None
     assert bare.ceiling_factor is None
-    assert bare.telemetry.util_pct is None
     assert bare.cores is None
     assert bare.num_workers == 0
     assert len(bare.steps.column("wait_ms")) == 0
@@ -162,10 +158,10 @@ def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_pat
 def test_others_take_of_a_quota_only_what_the_rest_of_the_machine_cannot_hold():
     curves = {HOST: {"others_cpu_pct": np.array([0.0, np.nan, 180.0, 6200.0, 6380.0, 6400.0])}}
     whole = evidence(cores=64.0, curves=curves, machine={"cpu_quota_cores": 64.0, "host_cores": 64})
-    assert whole.telemetry.others_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
+    assert whole.telemetry.taken_cores[2:].tolist() == [1.8, 62.0, 63.8, 64.0]
     part = evidence(curves=curves, machine={"cpu_quota_cores": 2.0, "host_cores": 64})
-    np.testing.assert_allclose(part.telemetry.others_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
+    np.testing.assert_allclose(part.telemetry.taken_cores, [0.0, np.nan, 0.0, 0.0, 1.8, 2.0], atol=1e-9)
     assert part.telemetry.mean_others_cores == pytest.approx(3.8 / 5)
     assert evidence(machine={"cpu_quota_cores": 2.0}).telemetry.mean_others_cores is None
     small = evidence(curves=curves, machine={"cpu_quota_cores": 2.0})  # of a record that does not know the machine
-    assert small.telemetry.others_cores.max(initial=0, where=np.isfinite(small.telemetry.others_cores)) == 2.0
+    assert small.telemetry.taken_cores.max(initial=0, where=np.isfinite(small.telemetry.taken_cores)) == 2.0

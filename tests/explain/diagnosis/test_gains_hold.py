@@ -4,8 +4,8 @@ import pytest
 
 from tests.kit.few import few
 from tests.kit.made_loader import Kind, evidence_of_made, log_normal, one_in, true_step_ms
+from wellfed.explain.diagnosis.rules.feeding_rules import cause_of_waiting
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
 
 STEP_MS, SEEDS = 10.0, 4
 KINDS = {
@@ -64,7 +64,7 @@ def test_a_promise_is_no_emptier_than_it_must_be() -> None:
 @pytest.mark.parametrize("kind", ["lock", "whole lock", "rate limit"])
 def test_workers_that_made_batches_slower_are_not_advised(kind: str) -> None:
     run = evidence_of_made(KINDS[kind], 3, step_ms=STEP_MS)
-    assert cause_of_waiting(run).cause == "contended_loading"
+    assert cause_of_waiting(run) == "contended_loading"
     first = run_rules(run)[0]
     assert first.id == "contended_loading"
     assert (first.change, first.gain) == ((), None)
@@ -74,6 +74,4 @@ def test_workers_that_made_batches_slower_are_not_advised(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["far store", "CPU", "heavy tail of CPU"])
 def test_batches_that_take_as_long_alone_are_no_contention(kind: str) -> None:
     for seed in range(SEEDS):
-        assert cause_of_waiting(evidence_of_made(KINDS[kind], 2, step_ms=STEP_MS, seed=seed)).cause != (
-            "contended_loading"
-        )
+        assert cause_of_waiting(evidence_of_made(KINDS[kind], 2, step_ms=STEP_MS, seed=seed)) != ("contended_loading")

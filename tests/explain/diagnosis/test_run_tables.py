@@ -16,25 +16,24 @@ def same(found, expected):
 def test_columns_of_numbers_with_empty_cells(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,wait_ms,copy_ms\n1,0.5,\n2,,3\n,1,\n")
-    found = columns(path, ("step", "copy_ms", "absent"))
+    found = columns(path)
     same(found["step"], [1, 2, np.nan])
     same(found["copy_ms"], [np.nan, 3, np.nan])
-    assert len(found["absent"]) == 0
 
 
 def test_what_a_killed_run_left_is_read_up_to_its_last_whole_row(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,wait_ms\n1,4\n2,5\n3,6")
-    same(columns(path, ("wait_ms",))["wait_ms"], [4, 5])
+    same(columns(path)["wait_ms"], [4, 5])
     path.write_text("")
-    assert len(columns(path, ("step",))["step"]) == 0
-    assert len(columns(tmp_path / "none.csv", ("step",))["step"]) == 0
+    assert "step" not in columns(path)
+    assert columns(tmp_path / "none.csv") == {}
 
 
 def test_of_damaged_rows_alone_nothing_is_read(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,wait_ms\n1,4\n\0,5\n3,6\n4,x\n5,7\n")
-    same(columns(path, ("wait_ms",))["wait_ms"], [4, 6, 7])
+    same(columns(path)["wait_ms"], [4, 6, 7])
 
 
 rows = st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=20)
@@ -46,7 +45,7 @@ def test_a_table_reads_alike_in_pieces_of_any_size(tmp_path_factory, table, chun
     path.write_text("a,b,c\n" + "".join(",".join("" if x is None else repr(x) for x in row) + "\n" for row in table))
     whole, run_tables._CHUNK_BYTES = run_tables._CHUNK_BYTES, chunk
     try:
-        found = columns(path, ("a", "c"))
+        found = columns(path)
     finally:
         run_tables._CHUNK_BYTES = whole
     same(found["a"], [np.nan if row[0] is None else row[0] for row in table])
@@ -57,15 +56,15 @@ def test_curves_are_told_apart_by_gpu_and_know_their_phases(tmp_path):
     (tmp_path / "telemetry.csv").write_text(
         "time_s,phase,gpu,util_pct,cpu_pct\n0,start,0,1,\n1,train,0,50,\n1,train,-1,,180\n2,train,1,60,\n3,train,0\n"
     )
-    found = curves(tmp_path, ("time_s", "util_pct", "cpu_pct", "power_w"))
+    found = curves(tmp_path)
     assert set(found) == {0, 1, HOST}
     same(found[0]["util_pct"], [1, 50])
     assert [PHASES[int(phase)] for phase in found[0]["phase"]] == ["start", "train"]
     same(found[HOST]["cpu_pct"], [180])
     assert "power_w" not in found[0]
-    assert curves(tmp_path / "none", ("util_pct",)) == {}
+    assert curves(tmp_path / "none") == {}
     (tmp_path / "telemetry.csv").write_text("what,ever\n1,2\n")
-    assert curves(tmp_path, ("util_pct",)) == {}
+    assert curves(tmp_path) == {}
 
 
 def test_figures_are_over_training_and_energy_grows_where_it_ends(tmp_path):

@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from wellfed.explain.diagnosis import rules
-from wellfed.explain.diagnosis.finding import Finding, Gain
-from wellfed.explain.diagnosis.script_words import HANDOVER_MS, in_script_words, in_words
+from wellfed.explain.diagnosis import words
+from wellfed.explain.diagnosis.finding import Finding, Gain, found
+from wellfed.explain.diagnosis.script_words import HANDOVER_MS, in_script_words
 from wellfed.record.entries import RunRecord
 
 KNOB = re.compile(r"\b(loader|trainer|gpu|memory|workload|telemetry|debug|logger|config)(\.\w+|=\w)|\bon_device\b")
-GROUPS = "trainer.|loader.|workload.|memory.|gpu.|debug="
+WORDS: Mapping[str, Any] = tomllib.loads(Path(words.__file__).with_name("findings.toml").read_text())
+TEXTS = ("message", "advice", "otherwise")
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Each literal text of a rule with a blank in it, as sentences have, without its docstrings."""
-    for path in sorted(Path(rules.__path__[0]).rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        described = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr):
-                parts = [one.value if isinstance(one, ast.Constant) else "{}" for one in node.values]
-                yield path.stem, "".join(map(str, parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
-                yield path.stem, node.value
+def cases() -> Iterator[tuple[str, str]]:
+    """Each finding with each of its cases, and with none."""
+    for name, table in WORDS.items():
+        if name[0] == "_":
+            continue
+        yield from ((name, case) for case in ("", *(key for key, one in table.items() if isinstance(one, dict))))
 
 
-def test_no_sentence_names_a_knob():
-    found = [(rule, text) for rule, text in texts() if " " in text.strip()]
-    assert len(found) > 200
-    assert len([text for _, text in found if KNOB.search(text)]) > 10
-    left = {(rule, text) for rule, text in found if KNOB.search(in_words(text))}
-    of_runs = {"loss_blows_up", "memory_unused", "host_memory_full", "device_memory_full"}
-    assert all(rule in of_runs or "memory.on_oom=fail" in text for rule, text in left), left
+def test_no_words_for_a_script_name_a_knob():
+    of_runs = [words.template(name, key, case) for name, case in cases() for key in TEXTS]
+    assert len([text for text in of_runs if KNOB.search(text)]) > 10
+    for_scripts = {(name, words.template(name, key, case, for_script=True)) for name, case in cases() for key in TEXTS}
+    left = {name for name, text in for_scripts if KNOB.search(text)}
+    assert left == {"slow_samples"}, "of samples that a run skipped"
+
+
+def test_a_clause_of_a_figure_that_is_missing_is_left_out():
+    text = "{a_frac} waits[, {b_ms} each][{is_so}: so][, {c|step}][, {d:g}]."
+    figures = {"a_frac": 0.5, "b_ms": None, "is_so": False, "c": 1}
+    assert words.rendered(text, figures) == "50.0 % waits, 1 step."
+    assert words.rendered(text, {**figures, "b_ms": 3.0, "is_so": True, "d": 2.5}) == (
+        "50.0 % waits, 3 ms each: so, 1 step, 2.5."
+    )
+
+
+def test_figures_of_words_alone_are_not_recorded():
+    run = found("steps_varied", {"half_interval_frac": 0.6, "_known": "known to within 60 %", "missing": None})
+    assert run.evidence == {"half_interval_frac": 0.6}
+    assert run.message == "Steps varied, so the rate is known to within 60 %."
+    assert "trainer.max_steps" in run.advice
+    assert "trainer" not in in_script_words(run, script()).text
 
 
 def script(**loader: object) -> RunRecord:
@@ -71,20 +84,12 @@ def script(**loader: object) -> RunRecord:
         (("gpu.precision=bf16-mixed",), {}, ['torch.autocast("cuda", torch.bfloat16)']),
         (("gpu.compile=reduce-overhead",), {}, ['torch.compile(model, mode="reduce-overhead")']),
         (("gpu.compile=default",), {}, ["torch.compile(model)"]),
-        (("workload.effective_batch_size=64", "memory.micro_batch=null"), {}, ["DataLoader(batch_size=64)"]),
         (("memory.on_oom=retry", "loader=auto"), {}, []),
     ],
 )
 def test_overrides_become_code(overrides: tuple[str, ...], loader: dict[str, object], code: list[str]):
     finding = Finding("too_few_workers", "Text.", {"build_ms": 9.0}, overrides, gain=Gain(2, 1, 2))
     assert list(in_script_words(finding, script(**loader)).change) == code
-
-
-def test_a_larger_step_of_ranks_and_accumulated_gradients_has_larger_batches():
-    record = script(batch_size=8)
-    record.config["workload"] = {"effective_batch_size": 64}
-    finding = Finding("small_batch", "Text.", {}, ("workload.effective_batch_size=128",))
-    assert in_script_words(finding, record).change == ("DataLoader(batch_size=16)",)
 
 
 def test_workers_are_not_advised_where_handing_over_takes_as_long():

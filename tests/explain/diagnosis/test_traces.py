@@ -46,4 +46,3 @@ def test_readings_that_are_too_slow_for_the_swing_of_the_steps_give_the_gpu_no_p
         (tmp_path / name).write_text(text)
     evidence = Evidence.read(tmp_path)
     assert evidence.swings.of_gpus == {}
-    assert "The utilisation of GPU" not in run_rules(evidence)[0].text

@@ -18,12 +18,10 @@ _NOISE_FRAC = 0.1
 """Minimum relative difference for a contradiction, since the ceiling covers only some 20 steps."""
 _EXPLAINED_FRAC = 0.5
 """Minimum ratio of the time that the ceiling would save to the time spent on data, for both to agree."""
-Slower = Literal["steps", "loop", "ceiling", "rank"]
+Slower = Literal["steps", "ceiling"]
 _WHY: Mapping[Slower, str] = {
-    "steps": "the steps themselves were slower than in the ceiling",
-    "loop": "the rest was lost between the steps",
+    "steps": "the steps, or what comes between them, were slower than in the ceiling",
     "ceiling": "so the ceiling is too low: something slowed it down",
-    "rank": "another rank waited for its own, and all others waited for that rank within their steps",
 }
 
 
@@ -32,7 +30,7 @@ class Contradiction:
     """Contradiction of rate, ceiling and waiting, which is impossible at constant speed of the machine."""
 
     slower: Slower
-    """Part that took longer than the other figures predict; ``rank``: another rank, awaited within the steps."""
+    """Part that took longer than the other figures predict."""
     data_frac: float
     """Share of training's time spent on data: waiting for it and copying it."""
 
@@ -51,14 +49,13 @@ def contradiction(record: RunRecord) -> Contradiction | None:
     rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
     low, high = throughput["ci95"] or (rate, rate)
     data = min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
-    known = min(data + _hooks_frac(record), 0.999)
+    hooks_s = hooks_within_steps_s(record.wall) if record.wall else 0.0  # the ceiling runs none of them
+    hooks_frac = hooks_s / (record.wall["steps_s"] + hooks_s) if record.wall and hooks_s else 0.0
+    known = min(data + hooks_frac, 0.999)
     gap = 1 - rate / top  # share of training's time saved at the ceiling's rate
     noise = 1 + _NOISE_FRAC
     if known < _EXPLAINED_FRAC * gap and top > noise * high / (1 - known):
-        longest = record.loading.get("longest_wait")
-        if longest is not None and longest["wait_frac"] >= _EXPLAINED_FRAC * gap:
-            return Contradiction("rank", data)
-        return Contradiction("loop" if time["host_frac"] >= 0.5 * (gap - known) else "steps", data)
+        return Contradiction("steps", data)
     if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
         return Contradiction("ceiling", data)
     return None
@@ -75,16 +72,6 @@ def ceiling_line(record: RunRecord) -> str | None:
     throughput, ceiling, share = record.throughput, record.ceiling, of_ceiling(record)
     if not throughput or not ceiling or share is None:
         return None
-    line = f"ceiling {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s with batches already on the "
-    line += f"device: this run reached {show_percent(share)} of it" if share < 1 else "device: this run was no slower"
-    found = contradiction(record)
-    is_reported = any(finding["id"] in ("machine_was_slower", "busy_machine") for finding in record.findings)
-    return line if found is None or is_reported else f"{line}. {found.message}"
-
-
-def _hooks_frac(record: RunRecord) -> float:
-    """Returns the share of the time of all steps in callbacks and hooks, which the ceiling does not run."""
-    if record.wall is None:
-        return 0.0
-    hooks_s = hooks_within_steps_s(record.wall)
-    return hooks_s / max(1e-9, record.wall["steps_s"] + hooks_s)
+    reached = f"this run reached {show_percent(share)} of it" if share < 1 else "this run was no slower"
+    rate = f"{show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
+    return f"ceiling {rate} with batches already on the device: {reached}"

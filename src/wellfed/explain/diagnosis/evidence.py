@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,25 +16,9 @@ from wellfed.explain.diagnosis.run_tables import PHASES, Series, TrainingTelemet
 from wellfed.explain.diagnosis.step_times import StepTimes, WallTime, is_after_resume
 from wellfed.observe.telemetry.series import HOST
 from wellfed.observe.timing.readiness import StepTable, summarise
-from wellfed.observe.timing.step_clock import PHASE_COLUMNS
 from wellfed.record.entries import RankEntry, RunRecord
 
-_OF_STEPS = (
-    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
-    *("ready", "warmup", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index", *PHASE_COLUMNS),
-    "copy_ahead_ms",
-)
-_OF_GPUS = (
-    *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
-    *("pcie_rx_mb_s", "sm_clock_mhz", "power_limited", "heat_limited", "power_w", "temp_c"),
-)
-_OF_HOST = (
-    *("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct", "loader_lock_pct"),
-    "ram_available_gib",
-)
 _EMPTY = np.empty(0)
-_LATEST = 10_000
-"""Number of latest steps used for a record without figures."""
 
 
 def host_of(rank: RankEntry) -> str | int:
@@ -66,18 +49,18 @@ class Evidence:
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
         """Reads the tables beside a record; unreadable ones are left out. Figures that the record lacks come from the
         tables. While a run lasts, they are newer there than in the record of its last checkpoint."""
-        table = run_tables.columns(folder / "steps.csv", _OF_STEPS)
+        table = run_tables.columns(folder / "steps.csv")
         since = [event["kind"] for event in record.events if event["kind"] in ("resume", "checkpoint")]
         # The figures are those of the processes before; the table has later steps.
         is_old = record.status in ("running", "killed") and since[-1:] == ["resume"]
-        if len(table["step"]) and (is_old or record.status == "running"):
+        if len(table.get("step", ())) and (is_old or record.status == "running"):
             record = replace(record, throughput=None, time=None, readiness_frac=None, gpus={}, ceiling=None)
         if is_old:
             record = replace(record, wall=None)
         in_training, metrics = PHASES.index("train"), run_tables.metric_curves(folder)
-        watched = run_tables.curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST))
+        watched = run_tables.curves(folder)
         return cls(
-            record if record.throughput else _with_watched(_with_figures(record, table), watched),
+            record if record.throughput else _with_figures(record, table, watched),
             table,
             {
                 gpu: {name: column[is_read] for name, column in curve.items()}
@@ -108,25 +91,19 @@ class Evidence:
     @cached_property
     def telemetry(self) -> TrainingTelemetry:
         """Readings of GPUs and host during training. A run on the CPU has no GPUs: it watched those of others."""
-        host_cores, on_cpu = self.record.machine.get("host_cores"), self.record.is_on_cpu
+        on_cpu = self.record.is_on_cpu
         curves = {gpu: curve for gpu, curve in self.curves.items() if gpu == HOST or not on_cpu}
-        return TrainingTelemetry(curves, self.cores, host_cores, self._cores_of_other_ranks())
-
-    def _cores_of_other_ranks(self) -> float:
-        """Returns the cores of other ranks on rank 0's machine, unless telemetry counts them as this process's own; nan
-        if those of a rank are unknown."""
-        if self.record.launch is None or self.num_ranks == 1:
-            return 0.0
-        hosts = {one["rank"]: host_of(one) for one in self.record.ranks}
-        if len(hosts) < self.num_ranks:
-            return math.nan
-        here = [one.get("cores") for one in self.record.ranks if one["rank"] > 0 and host_of(one) == hosts.get(0)]
-        return sum(math.nan if cores is None else cores for cores in here)
+        return TrainingTelemetry(curves, self.cores, self.record.machine.get("host_cores"), self.num_ranks == 1)
 
     @cached_property
     def swings(self) -> RunSwings:
         """Swings of steps and GPUs."""
         return RunSwings(self.record, self.steps, self.telemetry)
+
+    @cached_property
+    def facts(self) -> dict[Any, Any]:
+        """Results of the functions that `once` has made, by function."""
+        return {}
 
     @cached_property
     def first_metrics(self) -> Mapping[str, float]:
@@ -191,35 +168,40 @@ class Evidence:
         return ceiling["samples_per_s"] / throughput["samples_per_s"]
 
 
-def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
-    """Returns the record with rate and shares of the latest steps of the table, if the table has any."""
-    number = len(table["step"])
-    names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
-    if not number or any(len(table[name]) != number for name in names):
+_Fact = TypeVar("_Fact")
+
+
+def once(compute: Callable[[Evidence], _Fact]) -> Callable[[Evidence], _Fact]:
+    """Makes a function keep its result with the `Evidence`, so that each fact is computed once."""
+
+    @wraps(compute)
+    def fact(evidence: Evidence) -> _Fact:
+        if compute not in evidence.facts:
+            evidence.facts[compute] = compute(evidence)
+        known: _Fact = evidence.facts[compute]
+        return known
+
+    return fact
+
+
+def _with_figures(
+    record: RunRecord, table: Mapping[str, Series], watched: Mapping[int, Mapping[str, Series]]
+) -> RunRecord:
+    """Returns the record with the figures of the latest steps, and those of GPUs that it lacks."""
+    gpus = {str(gpu): found for gpu, found in run_tables.figures(watched).items() if gpu != HOST}
+    record = replace(record, gpus=record.gpus or gpus)
+    needed = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
+    if not len(table.get("step", ())) or any(name not in table for name in needed):
         return record
-    latest = np.flatnonzero(is_after_resume(record, table))[-_LATEST:]
+    latest = is_after_resume(record, table)
     summary = summarise(StepTable.of_columns({name: column[latest] for name, column in table.items() if len(column)}))
     if summary is None:
         return record
-    unit = record.config.get("workload", {}).get("sample_unit", "samples")
     return replace(
         record,
-        throughput=summary.throughput(unit),
+        throughput=summary.throughput(record.config.get("workload", {}).get("sample_unit", "samples")),
         time=summary.time,
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading},
-        steps=max(record.steps, number, int(np.nanmax(table["step"], initial=0.0))),
-        epochs=None if record.epochs is None else max(record.epochs, float(np.nanmax(table["epoch"], initial=0.0))),
-        samples=max(record.samples, int(np.nansum(table["samples"]))),
-        duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
+        steps=max(record.steps, int(np.nanmax(table["step"], initial=0.0))),
     )
-
-
-def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
-    """Returns the record with figures of GPUs and host during training, where it lacks them."""
-    found = run_tables.figures(watched)
-    host = found.pop(HOST, {})
-    if not record.host and {"cpu_pct", "rss_gib"} <= host.keys():
-        record = replace(record, host={"cpu_pct": host["cpu_pct"]["mean"], "rss_gib": host["rss_gib"]["mean"]})
-    gpus = {str(gpu): figures for gpu, figures in found.items() if gpu != HOST}
-    return replace(record, gpus=record.gpus or gpus)

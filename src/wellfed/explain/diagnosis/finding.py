@@ -1,19 +1,16 @@
-"""Defines a finding of the diagnosis: message, figures, overrides, predicted gain, and the word of its verdict."""
+"""Defines a finding of the diagnosis: words, figures, overrides, predicted gain, and the word of its verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from wellfed.explain.diagnosis.thresholds import WAIT_FRAC, WORTH_FRAC
+from wellfed.explain.diagnosis.words import Figures, rendered, template
 from wellfed.record.entries import FindingEntry
-from wellfed.units import show_factor, show_percent
+from wellfed.units import show_factor
 
-Figures = dict[str, float | int | str]
-"""Figures behind a finding, by name, with units in the names."""
-PROFILE = "debug=profiler shows what the time is spent on."
-"""Advice if nothing that was measured names the cause."""
 LEARNING = "This changes what is learned."
 """End of a finding whose overrides change it."""
 Severity = Literal["high", "medium", "low", "info"]
@@ -38,6 +35,12 @@ class Gain:
         if not 0 < self.low <= self.factor <= self.high:
             raise ValueError(f"a gain of {self.factor} is not between {self.low} and {self.high}")
 
+    @classmethod
+    def of_time(cls, won_frac: float, low_frac: float, high_frac: float) -> Gain:
+        """Returns the gain from shares of the time that are won back."""
+        low, mid, high = sorted(min(0.99, max(0.0, share)) for share in (low_frac, won_frac, high_frac))
+        return cls(1 / (1 - mid), 1 / (1 - low), 1 / (1 - high))
+
     @property
     def lost_frac(self) -> float:
         """Share of the current time that would be won back."""
@@ -54,10 +57,10 @@ class Finding:
     """Cause of lost time, or a note."""
 
     id: str
-    """Id of the rule: its name in `wellfed.explain.diagnosis.rules`."""
+    """Id of the rule: its name in `wellfed.explain.diagnosis.rules`, and that of its words in ``findings.toml``."""
     message: str
     """One or two sentences with the figures in them, without advice, overrides and gain."""
-    evidence: Mapping[str, float | int | str]
+    evidence: Mapping[str, float | int | str | None]
     change: tuple[str, ...] = ()
     """Overrides that remove the cause, to add after those of the run; empty if no knob does."""
     changes_learning: bool = False
@@ -68,17 +71,16 @@ class Finding:
     """Share of training's time that the cause costs; None = by the gain, or unknown."""
     advice: str = field(default="", kw_only=True)
     """Sentences on what to do where no override does it."""
+    for_script: tuple[str, str] | None = field(default=None, kw_only=True)
+    """Message and advice for a watched script; None = as for a run."""
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information instead of a cause of lost time."""
-    steps_frac: float | None = field(default=None, kw_only=True)
-    """Share of training in its steps, if gain and loss refer to steps alone; None = to all of it."""
 
     @property
     def time_lost_frac(self) -> float:
         """Share of training's time that a change would win back; 0 if unknown."""
         gained_frac = 0.0 if self.gain is None else self.gain.lost_frac
-        lost_frac = gained_frac if self.lost_frac is None else self.lost_frac
-        return lost_frac if self.steps_frac is None else lost_frac * self.steps_frac
+        return gained_frac if self.lost_frac is None else self.lost_frac
 
     @property
     def severity(self) -> Severity:
@@ -89,20 +91,26 @@ class Finding:
         return "high" if lost_frac >= _HIGH_FRAC else "medium" if lost_frac >= WORTH_FRAC else "low"
 
     @property
+    def expected(self) -> str:
+        """Predicted gain as text; empty without one."""
+        if self.gain is None:
+            return ""
+        low, high = show_factor(self.gain.low), show_factor(self.gain.high)
+        if float(low) <= 1:
+            return "gain uncertain"
+        bounds = "" if low == high else f" ({low} to {high})"
+        return f"about {show_factor(self.gain.factor)} times as fast{bounds}, predicted"
+
+    @property
     def text(self) -> str:
         """Message, advice, overrides and gain in one line."""
-        parts = [self.message, self.advice]
-        if self.change:
-            parts.append(f"Try: {' '.join(self.change)}{_expected(self.gain, self.steps_frac)}.")
-        elif self.gain is not None:
-            parts.append(f"Without it{_expected(self.gain, self.steps_frac)}.")
-        if self.change and self.changes_learning:
-            parts.append(LEARNING)
-        return " ".join(filter(None, parts))
+        gain = f", {self.expected}" if self.gain else ""
+        way_out = f"Try: {' '.join(self.change)}{gain}." if self.change else f"Without it{gain}." if gain else ""
+        learning = LEARNING if self.change and self.changes_learning else ""
+        return " ".join(filter(None, (self.message, self.advice, way_out, learning)))
 
     def entry(self) -> FindingEntry:
         """Returns the entry of ``findings`` in run.json."""
-        gain = self.gain
         return {
             "id": self.id,
             "severity": self.severity,
@@ -111,36 +119,33 @@ class Finding:
             "evidence": dict(self.evidence),
             "change": list(self.change),
             "changes_learning": self.changes_learning,
-            "gain": None if gain is None else {"factor": gain.factor, "low": gain.low, "high": gain.high},
+            "gain": self.gain and {**asdict(self.gain), "text": self.expected},  # type: ignore[typeddict-item]
             "text": self.text,
         }
 
 
-def _expected(gain: Gain | None, steps_frac: float | None) -> str:
-    if gain is None:
-        return ""
-    low, high = show_factor(gain.low), show_factor(gain.high)
-    if float(low) <= 1:
-        return ", gain uncertain"
-    bounds = "" if low == high else f" ({low} to {high})"
-    if steps_frac is None:
-        return f", about {show_factor(gain.factor)} times as fast{bounds}, predicted"
-    steps = f"its steps, {show_percent(steps_frac)} of training, start and end left out"
-    return f", about {show_factor(gain.factor)} times as fast{bounds} in {steps}, predicted"
+def found(name: str, figures: Figures, change: Sequence[str] = (), *, case: str = "", **fields: Any) -> Finding:
+    """Returns a finding in the words of ``findings.toml``, for a run and for a script.
+
+    Args:
+        figures: recorded with the finding, but for missing ones, and those of words alone, which begin with ``_``.
+        case: table of words below that of the finding.
+        fields: further fields of `Finding`. ``advice`` replaces that of the table.
+    """
+
+    def say(key: str, for_script: bool) -> str:
+        return rendered(template(name, key, case, for_script=for_script), figures)
+
+    given = fields.pop("advice", "")
+    texts = []
+    for for_script in (False, True):
+        advice = given or "".join(say(key, for_script) for key in ("advice", *(() if change else ("otherwise",))))
+        texts.append((say("message", for_script), advice))
+    (message, advice), for_script_ = texts
+    evidence = {key: value for key, value in figures.items() if key[0] != "_" and value is not None}
+    return Finding(name, message, evidence, tuple(change), advice=advice, for_script=for_script_, **fields)
 
 
-_STARVED = (
-    *("loading_in_main_process", "too_few_workers", "cpu_bound_loading", "slow_storage", "slow_samples"),
-    *("uneven_batches", "slow_handover", "contended_loading", "restarted_workers"),
-)
-_HELD_UP = ("frequent_checkpoints", "frequent_logging", "frequent_validation", "slow_callbacks")
-_WORDS: Mapping[str, str] = {
-    **dict.fromkeys(_STARVED, "Starved"),
-    **dict.fromkeys(_HELD_UP, "Held up"),
-    **{"healthy": "Fed", "too_few_steps": "Too short", "slow_copy": "Copy-bound", "memory_bound": "Memory-bound"},
-    **{"launch_bound": "Launch-bound", "synchronisation": "Launch-bound"},
-}
-"""Finding -> word of the verdict; others are worded by their id."""
 _COLOURS: Mapping[str, tuple[str, str]] = {
     **{"healthy": ("good", "green"), "unknown": ("two", "magenta"), "too_few_steps": ("two", "magenta")},
     **{"high": ("bad", "red"), "medium": ("one", "yellow"), "low": ("accent", ""), "info": ("four", "")},
@@ -150,10 +155,8 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
 
 def word_of(finding: FindingEntry) -> str:
     """Returns the verdict in a word or two."""
-    name = finding["id"]
-    if name == "unexplained":
-        return "Starved" if "wait_frac" in finding["evidence"] else "Held up"
-    return _WORDS.get(name, name.replace("_", " ").capitalize())
+    case = "waits" if "wait_frac" in finding["evidence"] else ""
+    return template(finding["id"], "word", case) or finding["id"].replace("_", " ").capitalize()
 
 
 def tone_of(finding: FindingEntry) -> str:

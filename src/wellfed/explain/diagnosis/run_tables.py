@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,34 +21,30 @@ Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Phases by the index that the column ``phase`` of `curves` has."""
-_COVERED_FRAC = 0.95
-"""Minimum share of training over which the energy counter was read, for energy per sample to be reported."""
 _SPELT = {f",{phase},".encode(): f",{index},".encode() for index, phase in enumerate(PHASES)}
 """Phase within a row -> its number."""
 
 
-def columns(path: Path, names: Collection[str]) -> dict[str, Series]:
-    """Returns columns of a table of numbers, ``nan`` for an empty cell and the number of `PHASES` for a phase. Missing
-    columns, and all of a missing file, are empty. An incomplete last row of a killed run is left out."""
-    parts: dict[str, list[Series]] = {name: [] for name in names}
+def columns(path: Path) -> dict[str, Series]:
+    """Returns the columns of a table of numbers, ``nan`` for an empty cell and the number of `PHASES` for a phase.
+    Nothing of a missing file. An incomplete last row of a killed run is left out."""
+    head: list[str] = []
+    parts: list[Series] = []
     try:
         with path.open("rb") as stream:
             head = stream.readline().decode("utf-8", "replace").strip().split(",")
-            indices = {name: head.index(name) for name in names if name in head}
-            for chunk in _chunks(stream) if indices else ():
-                rows = _rows(chunk, len(head))
-                rows[~np.isfinite(rows)] = np.nan
-                for name, index in indices.items():
-                    parts[name].append(rows[:, index].copy())
+            while text := stream.read(_CHUNK_BYTES):
+                parts.append(_rows(io.BytesIO(text + stream.readline()).readlines(), len(head)))
     except OSError:
         pass
-    return {name: np.concatenate(found) if found else np.empty(0) for name, found in parts.items()}
+    table = np.concatenate(parts) if parts else np.empty((0, len(head)))
+    table[~np.isfinite(table)] = np.nan
+    return {name: table[:, index] for index, name in enumerate(head)}
 
 
-def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]:
+def curves(folder: Path) -> dict[int, dict[str, Series]]:
     """Returns the columns of telemetry.csv by GPU and host, with ``phase``, in all phases of the run."""
-    found = columns(folder / "telemetry.csv", {*names, "phase", "gpu"})
-    found = {name: column for name, column in found.items() if len(column)}
+    found = columns(folder / "telemetry.csv")
     if not {"phase", "gpu"} <= found.keys():
         return {}
     of_gpu = found.pop("gpu")
@@ -86,25 +82,15 @@ def gpu_figures(folder: Path, samples: int) -> dict[str, dict[str, Any]]:
     Args:
         samples: training samples so far, over all ranks.
     """
-    watched = curves(folder, ("time_s", *METRICS))
-    found = {gpu: of_gpu for gpu, of_gpu in sorted(figures(watched).items()) if gpu != HOST}
-    ended_s = max((_ended_s(curve, _in_training(curve)) for curve in watched.values()), default=0.0)
-    for gpu, of_gpu in found.items():
-        is_whole = (
-            ENERGY in of_gpu and _ended_s(watched[gpu], np.isfinite(watched[gpu][ENERGY])) >= _COVERED_FRAC * ended_s
-        )
-        if samples > 0 and is_whole and of_gpu[ENERGY] > 0:
-            of_gpu["energy_per_sample_j"] = of_gpu[ENERGY] / samples
-    return {str(gpu): of_gpu for gpu, of_gpu in found.items()}
+    of_gpus = {gpu: found for gpu, found in sorted(figures(curves(folder)).items()) if gpu != HOST}
+    for found in of_gpus.values():
+        if samples > 0 and found.get(ENERGY, 0.0) > 0:
+            found["energy_per_sample_j"] = found[ENERGY] / samples
+    return {str(gpu): found for gpu, found in of_gpus.items()}
 
 
 def _in_training(curve: Mapping[str, Series]) -> npt.NDArray[np.bool_]:
     return np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
-
-
-def _ended_s(curve: Mapping[str, Series], rows: npt.NDArray[np.bool_]) -> float:
-    """Returns the time of the last of these rows; 0 without any."""
-    return float(np.nanmax(curve["time_s"][rows], initial=0.0))
 
 
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
@@ -138,13 +124,6 @@ def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
         pass
 
 
-def _chunks(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yields the lines of a table, many at a time."""
-    while text := stream.read(_CHUNK_BYTES):
-        text += stream.readline()
-        yield io.BytesIO(text).readlines()
-
-
 def _rows(chunk: list[bytes], width: int) -> Series:
     """Returns ``[rows, width]``, without damaged lines, and those of another width or without a line end."""
     text = b"".join(line for line in chunk if line.endswith(b"\n") and line.count(b",") == width - 1)
@@ -173,8 +152,8 @@ class TrainingTelemetry:
     """CPUs that the run may use; None if not measured."""
     host_cores: float | None
     """CPUs of the machine; None if not measured."""
-    ranks_cores: float = 0.0
-    """Cores of the other ranks on the machine, unless the run counts them as its own; nan = unknown."""
+    is_alone: bool = True
+    """Whether the run has one rank. Cores of other ranks are not told apart from those of other programs."""
 
     def curve(self, name: str, gpu: int = HOST) -> Series:
         """Returns the readings of a figure, without missing ones."""
@@ -186,38 +165,27 @@ class TrainingTelemetry:
         return _mean_of(self.curve(name, gpu))
 
     @cached_property
-    def others_cores(self) -> Series:
-        """Cores of this run that other programs took, by reading; nan if not measured. Other programs that fit on the
-        machine's remaining cores take nothing from the run."""
-        return self._taken_cores(self.ranks_cores)
-
-    @property
-    def mean_others_cores(self) -> float | None:
-        """Mean of `others_cores`; None without readings."""
-        return _mean_of(self.others_cores)
+    def taken_cores(self) -> Series:
+        """Cores of this run that other programs and its other ranks took, by reading; nan if not measured. Others that
+        fit on the machine's remaining cores take nothing from the run."""
+        taken = self.curves.get(HOST, {}).get("others_cpu_pct", np.empty(0)) / 100
+        other_cores = 0.0 if self.cores is None else max(0.0, (self.host_cores or self.cores) - self.cores)
+        return np.clip(taken - other_cores, 0.0, self.cores)
 
     @property
     def mean_taken_cores(self) -> float | None:
-        """Mean cores of this run that other programs and its other ranks took; None without readings."""
-        return _mean_of(self._taken_cores(0.0))
+        """Mean of `taken_cores`; None without readings."""
+        return _mean_of(self.taken_cores)
 
-    def _taken_cores(self, ranks_cores: float) -> Series:
-        taken = self.curves.get(HOST, {}).get("others_cpu_pct", np.empty(0)) / 100
-        if self.cores is None:
-            return taken
-        other_cores = max(0.0, (self.host_cores or self.cores) - self.cores)
-        return np.clip(taken - other_cores - ranks_cores, 0.0, self.cores)
+    @property
+    def mean_others_cores(self) -> float | None:
+        """Mean cores of this run that other programs took; None without readings, and with several ranks."""
+        return self.mean_taken_cores if self.is_alone else None
 
     @property
     def gpus(self) -> list[int]:
         """Numbers of the watched GPUs."""
         return sorted(gpu for gpu in self.curves if gpu != HOST)
-
-    @cached_property
-    def util_pct(self) -> float | None:
-        """Mean utilisation of the least busy GPU; None without NVML."""
-        found = [self.mean("util_pct", gpu) for gpu in self.gpus]
-        return min((one for one in found if one is not None), default=None)
 
 
 def _mean_of(readings: Series) -> float | None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import RunRecord, TimeEntry, WallEntry
@@ -66,16 +67,24 @@ class StepTimes:
 
     @cached_property
     def is_warmup(self) -> npt.NDArray[np.bool_]:
-        """Whether each step is warm-up: as marked in the table. In old tables, without marks, the first steps are, as
-        many as the figures of the record leave out."""
-        number = max(map(len, self.all.values()), default=0)
-        marks = self.all.get("warmup", np.empty(0))
-        first = np.arange(number) < (self.record.throughput["warmup_steps"] if self.record.throughput else 0)
-        return np.where(np.isfinite(marks), marks > 0, first) if len(marks) else first
+        """Whether each step is warm-up: as marked in the table, else those that the figures of the record leave out."""
+        marks, number = self.all.get("warmup", np.empty(0)), max(map(len, self.all.values()), default=0)
+        left_out = self.record.throughput["warmup_steps"] if self.record.throughput else 0
+        return marks > 0 if len(marks) else np.arange(number) < left_out
 
     def column(self, name: str) -> Series:
         """Returns a column, ``nan`` for a step without a figure; empty if the table lacks the column."""
         return self._steady(self.all.get(name, np.empty(0)))
+
+    def known(self, name: str) -> Series:
+        """Returns the figures of a column, without steps that have none."""
+        found = self.column(name)
+        return found[np.isfinite(found)]
+
+    def median(self, name: str) -> float | None:
+        """Returns the median of `known`; None with too few figures."""
+        found = self.known(name)
+        return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
 
     @cached_property
     def wait_ms(self) -> Series:
@@ -118,20 +127,13 @@ class StepTimes:
 
     @cached_property
     def mean_ms(self) -> float | None:
-        """Mean milliseconds of a whole step."""
-        if len(self.wait_ms):
-            return float(np.mean(self.wait_ms + self.rest_ms))
-        record, throughput = self.record, self.record.throughput
-        if throughput and throughput["samples_per_s"] > 0 and record.steps:
-            return 1e3 * record.samples / record.steps / throughput["samples_per_s"]
-        return None
+        """Mean milliseconds of a whole step; None without a table."""
+        return float(np.mean(self.wait_ms + self.rest_ms)) if len(self.wait_ms) else None
 
     def period_s(self, lag: int) -> float | None:
-        """Returns the mean seconds from a step to the one ``lag`` steps later, gaps included."""
-        ended_at_ms = np.cumsum(self._steady(self.all_ms + self.all_gap_ms))
-        if len(ended_at_ms) <= lag or not ended_at_ms[-1] > ended_at_ms[0]:
-            return None if self.mean_ms is None else lag * self.mean_ms / 1e3
-        return float(np.mean(ended_at_ms[lag:] - ended_at_ms[:-lag])) / 1e3
+        """Returns the mean seconds from a step to the one ``lag`` steps later, gaps included; None without a table."""
+        all_ms = self._steady(self.all_ms + self.all_gap_ms)
+        return lag * float(np.mean(all_ms)) / 1e3 if len(all_ms) else None
 
     @cached_property
     def is_steady(self) -> npt.NDArray[np.bool_]:

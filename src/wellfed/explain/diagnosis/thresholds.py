@@ -41,8 +41,6 @@ TENSOR_IDLE_FRAC = 0.01
 """Minimum share of active tensor cores; less counts as none (torch-tb-profiler 0.4.3: 0)."""
 SYNCHRONISATIONS_A_STEP = 0.5
 """Minimum synchronisations per step of a reported line. Rarer ones cost little."""
-LEAST_SYNCHRONISATION_GAIN = 1.05
-"""Minimum gain of a step without waiting for the device (a proposal: 5 % of the host's time)."""
 LEAST_DEVICE_GAIN = 1.1
 """Minimum gain of a reported finding on the device."""
 MEMORY_USED_FRAC = 0.5
@@ -52,7 +50,7 @@ CREEP_FRAC, CREEP_WINDOW = 0.05, 10
 LIMITED_FRAC = 0.2
 """Minimum share of readings in which power or heat held the clocks down."""
 LEAST_GAIN = 1.05
-"""Minimum predicted gain of a reported change of the loader."""
+"""Minimum predicted gain of a reported change of the loader, or of a step that never waits for the device."""
 CPU_FULL_FRAC = 0.9
 """Share of busy cores that counts as full (SageMaker's rules: CPU > 90 %)."""
 CROWDED_FRAC = 0.8
@@ -101,15 +99,13 @@ TREND_FACTOR = 1.25
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
 """Minimum share of training, and seconds, of the first steps' excess time."""
 PAUSE_FRAC = 0.05
-"""Minimum share of the time for logging or starting workers, like `WAIT_FRAC`."""
+"""Minimum share of the time for logging, hooks or starting workers, like `WAIT_FRAC`."""
 CHECKPOINT_FRAC = 0.1
 """Acceptable share of the time for checkpoints, which keep what was learned."""
 VALIDATION_FRAC = 0.2
 """Acceptable share of the time for validations, which are chosen on purpose."""
 FEWEST_PAUSES = 5
 """Minimum number of pauses, like the periods of a swing."""
-HOOKS_FRAC = 0.05
-"""Minimum share of the wall time of training in callbacks and hooks for a finding (a proposal)."""
 HOST_FRAC, HOST_MS = 0.1, 3.0
 """Minimum share of the time, and milliseconds, between two steps (a proposal)."""
 EVEN_FRAC = 0.5

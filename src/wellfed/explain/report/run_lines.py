@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from wellfed.explain.diagnosis.ceiling_check import ceiling_line
-from wellfed.explain.diagnosis.finding import LEARNING
 from wellfed.explain.diagnosis.rules.compute_rules import how_often
 from wellfed.explain.diagnosis.rules.verdict_rules import beside_steps
 from wellfed.explain.diagnosis.step_times import show_phases
@@ -413,6 +412,5 @@ def started_lines(record: RunRecord) -> list[str]:
 
 def gain_of(finding: FindingEntry) -> str:
     """Returns the gain of a finding, for after its overrides; empty without one."""
-    _, _, rest = finding["text"].partition(f"Try: {' '.join(finding['change'])}")
-    gain = rest.removesuffix(LEARNING).lstrip(", ").strip(". ")
+    gain = finding["gain"]["text"] if finding["gain"] and finding["change"] else ""
     return f"{gain[:1].upper()}{gain[1:]}." if gain else ""

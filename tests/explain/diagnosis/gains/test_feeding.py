@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.gains.feeding import feeding_of, is_starved, knobs
-from wellfed.explain.diagnosis.waiting import cause_of_waiting
+from wellfed.explain.diagnosis.rules.feeding_rules import cause_of_waiting
 
 TIMES = st.floats(0.5, 500)
 
@@ -14,17 +14,17 @@ TIMES = st.floats(0.5, 500)
 def test_a_step_is_as_long_as_the_slowest_of_step_building_and_cores():
     waits = feeding_of(fed_by(1, build_ms=41.0, step_ms=11.9))
     assert waits.workers_needed == 4
-    assert waits.step_ms_with(2) == pytest.approx(20.5)
-    assert waits.step_ms_with(8) == pytest.approx(12.0)
+    assert waits.work.period_ms(2) == pytest.approx(20.5)
+    assert waits.work.period_ms(8) == pytest.approx(12.0)
     works = feeding_of(fed_by(1, build_ms=41.0, step_ms=11.9, cpu_frac=1.0, cores=2.0, on_gpu=True))
-    assert works.step_ms_with(8) == pytest.approx((41.0 + 12.0) / 2)
+    assert works.work.period_ms(8) == pytest.approx((41.0 + 12.0) / 2)
     assert works.workers_needed == works.workers_advised == 2
 
 
 def test_cores_that_others_take_are_not_free():
     alone = feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, cores=4.0))
     beside = feeding_of(fed_by(1, build_ms=40.0, cpu_frac=1.0, cores=4.0, others_pct=200.0))
-    assert beside.step_ms_with(4) > alone.step_ms_with(4)
+    assert beside.work.period_ms(4) > alone.work.period_ms(4)
 
 
 def ranked(**given):
@@ -46,16 +46,16 @@ def test_without_build_times_they_are_concluded_from_the_waiting():
     found = feeding_of(fed_by(2, build_ms=50.0, cpu_frac=None))
     assert found.is_estimate
     assert found.build_ms == pytest.approx(50.0)
-    assert found.show_need().startswith("about ")
+    assert found.figures()["_about"] == "about "
 
 
 def test_workers_whose_batches_were_not_timed_are_judged_by_the_cpu_that_they_took():
     """As in a watched script. The step itself may have needed little of a core."""
     few_cores = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=195.0, loader_pct=190.0)
     assert not feeding_of(few_cores).waits_outside
-    assert cause_of_waiting(few_cores).cause == "cpu_bound_loading"
+    assert cause_of_waiting(few_cores) == "cpu_bound_loading"
     queued = fed_by(8, build_ms=339.0, step_ms=29.4, cpu_frac=None, cores=2.0, cpu_pct=172.0, loader_pct=137.0)
-    assert cause_of_waiting(queued).cause == "cpu_bound_loading"  # more workers than cores queue before all are busy
+    assert cause_of_waiting(queued) == "cpu_bound_loading"  # more workers than cores queue before all are busy
     lock = fed_by(8, build_ms=385.0, step_ms=30.0, cpu_frac=None, cores=2.0, cpu_pct=60.0, loader_pct=5.0)
     assert feeding_of(lock).waits_outside
 
@@ -74,7 +74,7 @@ def test_no_gain_is_beyond_what_the_run_waited(build_ms, step_ms, workers, cpu_f
 @given(TIMES, st.integers(1, 8), st.integers(1, 8), st.floats(0, 1))
 def test_more_workers_never_make_a_step_longer(build_ms, one, more, cpu_frac):
     found = feeding_of(fed_by(1, build_ms=build_ms, cpu_frac=cpu_frac))
-    assert found.step_ms_with(one + more) <= found.step_ms_with(one)
+    assert found.work.period_ms(one + more) <= found.work.period_ms(one)
 
 
 def test_the_ceiling_bounds_a_gain_and_denies_one():

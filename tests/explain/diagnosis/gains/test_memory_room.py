@@ -16,7 +16,7 @@ def test_micro_batches_are_merged_as_far_as_the_budget_goes():
     merged = merge(on_card(num_micro=8, used_frac=0.2))
     assert merged is not None
     assert merged.change == ("memory.micro_batch=64", "memory.accumulate=null")
-    assert merged.factor == 4
+    assert merged.parts_before == 4 * merged.parts
     everything = merge(on_card(num_micro=8, used_frac=0.01))
     assert everything is not None
     assert everything.change[0] == "memory.micro_batch=128"

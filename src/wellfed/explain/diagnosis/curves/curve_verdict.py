@@ -16,8 +16,6 @@ from wellfed.units import counted, show_duration
 Verdict = Literal["well used", "room left", "starved", "swings"]
 WELL_USED_PCT, STARVED_PCT = 80, 50
 """Mean utilisation from which a GPU is well used, and below which it is starved."""
-_IN_USE_FRAC = 0.95
-"""Share of readings from the first to the last busy one, beyond which the GPU counts as always in use."""
 _CAUSE = (
     f"To know {{what}}: {command('diagnose')}, if it is a run of wellfed; else time its steps with "
     "wellfed.GPUCurves (Lightning) or wellfed.GPUWatch (any loop)."
@@ -77,34 +75,27 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
         return None
     # Rounding may put a mean just outside the range of the values.
     mean_pct = float(np.clip(util_pct.mean(), util_pct.min(), util_pct.max()))
-    p5_pct, p95_pct = (float(level) for level in np.percentile(util_pct, (5, 95)))
+    p5_pct, p95_pct, peak_pct = (float(level) for level in np.percentile(util_pct, (5, 95, 100)))
     swing = swing_in_time(time_s, util_pct)
-    if swing is not None and swing.depth < LEAST_DEPTH:
-        swing = None
+    swing = swing if swing is not None and swing.depth >= LEAST_DEPTH else None
     verdict: Verdict = (
         "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
     )
     verdict = verdict if swing is None else "swings"
-    peak_pct, span_s = float(util_pct.max()), float(np.ptp(time_s))
-    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), span_s, swing, verdict)
+    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), float(np.ptp(time_s)), swing, verdict)
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> tuple[list[str], str | None]:
-    """Returns the verdict on a curve, a line on all readings and one on the time in use if that was not all of it, and
-    the next command to type. Idle time before and after a training is left out."""
-    there = np.isfinite(time_s) & np.isfinite(util_pct)
-    time_s, util_pct = time_s[there], util_pct[there]
-    whole = utilisation_of(time_s, util_pct)
-    if whole is None:
-        return ["no utilisation was read"], None
-    if whole.num < FEWEST_OF_CARD:
-        return [f"{counted(whole.num, 'reading')}, too few for a verdict"], None
-    if whole.is_idle:
-        return ["nothing ran on it"], None
+    """Returns the verdict on a curve while the GPU was in use, and the next command to type. Idle time before and after
+    a training is left out."""
+    read = int(np.sum(np.isfinite(time_s) & np.isfinite(util_pct)))
     busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
+    if read < FEWEST_OF_CARD:
+        return [f"{counted(read, 'reading')}, too few for a verdict" if read else "no utilisation was read"], None
+    if not len(busy):
+        return ["nothing ran on it"], None
     used = slice(busy[0], busy[-1] + 1)
     in_use = utilisation_of(time_s[used], util_pct[used])
-    if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
-        return [whole.message], _ADVICE[whole.verdict]
-    about = f"while it was in use, for {show_duration(in_use.span_s)}: {in_use.message}"
-    return [whole.message, about], _ADVICE[in_use.verdict]
+    if in_use is None or in_use.num < FEWEST_OF_CARD:
+        return ["it was in use too shortly for a verdict"], None
+    return [in_use.message], _ADVICE[in_use.verdict]

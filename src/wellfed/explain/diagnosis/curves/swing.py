@@ -1,7 +1,6 @@
-"""Finds periodic swings of a curve, and those of a run with the settings that have the same period.
+"""Finds swings of a curve between two levels, and those of a run with the settings that have the same period.
 
-A curve that jumps between two levels is a swing if its cycles are about equally long. Other curves must correlate with
-themselves one period later, and two periods later.
+A curve that jumps between two levels is a swing if its cycles, from rise to rise, are about equally long.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ import numpy as np
 from wellfed.explain.diagnosis.run_tables import Series, TrainingTelemetry
 from wellfed.explain.diagnosis.step_times import StepTimes
 from wellfed.record.entries import RunRecord, SwingEntry
-from wellfed.units import counted, show_duration
+from wellfed.units import show_duration
 
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Minimum periods and samples. Fewer can't be distinguished from chance."""
 _MOST_SAMPLES = 2048
 """Number of latest samples used of a longer series. A swing continues to the end."""
-_LEAST_LIKENESS, _NEARLY = 0.5, 0.8
-"""Minimum correlation of a curve with itself one period and two periods later, and share of the highest that a shorter
-period must reach."""
 _MOST_BETWEEN = 0.15
 """Maximum share of readings in the middle third of a two-level curve. Noise has a fifth or more there."""
 _MOST_UNEVEN = 0.4
@@ -49,20 +45,15 @@ class Swing:
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:
-    """Returns the swing of a curve read at ``time_s``; None if there is none, or too few readings. Readings may be
-    missing or late. The period is at least three readings and at most a fifth of the time."""
+    """Returns the swing of a curve between two levels, read at ``time_s``; None if there is none, the cycles are
+    uneven, or there are too few readings. Readings may be missing or late."""
     there = np.isfinite(values) & np.isfinite(time_s)
     time_s, values = time_s[there][-_MOST_SAMPLES:], values[there][-_MOST_SAMPLES:]
     if len(values) < MIN_SAMPLES:
         return None
     low, high = (float(level) for level in np.percentile(values, (5, 95)))
-    period_s = _by_cycles(time_s, values, low, high) or _by_likeness(time_s, values)
-    return None if period_s is None else Swing(period_s, low, high)
-
-
-def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
-    """Returns the mean cycle of a two-level curve, from rise to rise; None for other curves, or uneven cycles."""
-    state = _state(values, low, high)
+    third = (high - low) / 3
+    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
     known = np.flatnonzero(state)
     if low == high or 1 - len(known) / len(state) > _MOST_BETWEEN:
         return None
@@ -73,34 +64,7 @@ def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float
         cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # without cycles that contain a gap
     if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
         return None
-    return float(np.mean(cycles_s))
-
-
-def _state(values: Series, low: float, high: float) -> Series:
-    """Returns 1 for values in the upper third between both levels, -1 in the lower third, and 0 in the middle."""
-    third = (high - low) / 3
-    return np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
-
-
-def _by_likeness(time_s: Series, values: Series) -> float | None:
-    """Returns the shortest period after which the curve correlates with itself, and again after the next; else None."""
-    interval_s = float(np.median(np.diff(time_s)))
-    number = int((time_s[-1] - time_s[0]) / interval_s) + 1 if interval_s > 0 else 0
-    if not MIN_SAMPLES <= number <= 4 * len(values):
-        return None
-    even = np.interp(time_s[0] + interval_s * np.arange(number), time_s, values)
-    spectrum = np.fft.rfft(even - even.mean(), 2 * number)
-    covariance = np.fft.irfft(np.abs(spectrum) ** 2, 2 * number)[:number]
-    correlation = covariance / max(covariance[0], 1e-30) * (number / (number - np.arange(number)))
-    longest = number // MIN_PERIODS
-    below = np.flatnonzero(correlation[:longest] < 0)
-    if not len(below):
-        return None
-    later = correlation[below[0] : longest + 1]
-    lag = int(below[0] + np.argmax(later >= _NEARLY * later.max()))
-    while lag < longest and correlation[lag + 1] > correlation[lag]:
-        lag += 1
-    return interval_s * lag if min(correlation[lag], correlation[2 * lag]) >= _LEAST_LIKENESS else None
+    return Swing(float(np.mean(cycles_s)), low, high)
 
 
 _READINGS = 4
@@ -182,11 +146,9 @@ class RunSwings:
         if self.deepest is None:
             return None
         gpu, swing = self.deepest
-        alike = sum(abs(one.period_s / swing.period_s - 1) <= _LIKE for one in self.of_gpus.values()) - 1
         levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
-        others = f", as {'does' if alike == 1 else 'do'} {counted(alike, 'other GPU')}" if alike else ""
         period = show_duration(swing.period_s)
-        return f"The utilisation of GPU {gpu} swings {levels}, with a period of {period}{others}."
+        return f"The utilisation of GPU {gpu} swings {levels}, with a period of {period}."
 
     def settings_with_period(self, period_s: float) -> list[str]:
         """Returns the settings of the run that imply such a period."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
-from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.evidence import Evidence, once
 from wellfed.explain.diagnosis.finding import Gain
 from wellfed.explain.diagnosis.gains.feeding import is_starved
 from wellfed.ranks import largest_share
@@ -59,7 +59,7 @@ class DeviceLoad:
         """The limit to remove; None if the figures show none."""
         idles = self.busy_frac < limits.BUSY_FRAC
         if self.launch_frac is not None and self.launch_frac >= limits.LAUNCH_FRAC:  # the host is never ahead
-            wins = self.without_synchronisation.factor >= limits.LEAST_SYNCHRONISATION_GAIN
+            wins = self.without_synchronisation.factor >= limits.LEAST_GAIN
             if self.synchronisations and wins and self.busy_frac >= limits.HARDLY_BUSY_FRAC:
                 return "synchronisation"
             if idles or self.full_frac < limits.SM_EMPTY_FRAC:
@@ -75,51 +75,39 @@ class DeviceLoad:
         return None
 
 
+@once
 def device_load(evidence: Evidence) -> DeviceLoad | None:
     """Returns the load of the least busy card. None on a CPU, with too few readings, late batches or `DataParallel`."""
-    time = evidence.record.time
-    if time is None or not evidence.on_gpu or evidence.steps.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
+    record, steps, telemetry, time = evidence.record, evidence.steps, evidence.telemetry, evidence.record.time
+    if time is None or not evidence.on_gpu or steps.num_measured < limits.FEWEST_STEPS or is_starved(evidence):
         return None
-    if any(event["kind"] == "data_parallel" for event in evidence.record.events) or time["compute_frac"] <= 0:
+    if any(event["kind"] == "data_parallel" for event in record.events) or time["compute_frac"] <= 0:
         return None
-    util, sm = _share(evidence, "util_pct"), _share(evidence, "sm_active_pct")
+
+    def within_steps(name: str) -> float | None:
+        # The median ignores first readings, which belong to the start.
+        readings = [telemetry.curve(name, gpu) for gpu in telemetry.gpus]
+        medians = [float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD]
+        return min(1.0, min(medians) / time["compute_frac"]) if medians else None
+
+    util, sm = within_steps("util_pct"), within_steps("sm_active_pct")
     busy = sm if util is None else util  # an instance of a card (MIG) has no utilisation
     if busy is None:
         return None
-
-    def within_steps(share: float | None) -> float | None:
-        return None if share is None else min(1.0, share / time["compute_frac"])
-
-    copy_ms, compute_ms = evidence.steps.column("copy_ms"), evidence.steps.column("compute_ms")
-    is_timed = len(copy_ms) == len(compute_ms) > 0
-    launched_ms, took_ms = (
-        launch_ms(evidence),
-        float(np.median(np.nan_to_num(copy_ms) + compute_ms)) if is_timed else 0.0,
+    may_wait = evidence.num_ranks > 1 and evidence.value("memory.on_oom") == "retry"
+    launch_ms, took_ms = (
+        steps.median("launch_ms"),
+        (steps.median("copy_ms") or 0.0) + (steps.median("compute_ms") or 0.0),
     )
-    if evidence.num_ranks > 1 and evidence.value("memory.on_oom") == "retry":
-        launched_ms = None
-    found = sorted(evidence.record.synchronisations or [], key=lambda one: -one["per_step"])
+    lines = sorted(record.synchronisations or [], key=lambda one: -one["per_step"])
     return DeviceLoad(
-        busy_frac=max(within_steps(busy) or 0.0, 0.01),
-        sm_frac=None if sm is None else max(within_steps(sm) or 0.0, 0.01),
-        tensor_frac=within_steps(_share(evidence, "tensor_active_pct")),
-        dram_frac=within_steps(_share(evidence, "dram_active_pct")),
-        launch_frac=None if launched_ms is None or not took_ms > 0 else launched_ms / took_ms,
-        synchronisations=tuple(one for one in found if one["per_step"] >= limits.SYNCHRONISATIONS_A_STEP),
+        busy_frac=max(busy, 0.01),
+        sm_frac=None if sm is None else max(sm, 0.01),
+        tensor_frac=within_steps("tensor_active_pct"),
+        dram_frac=within_steps("dram_active_pct"),
+        launch_frac=None if launch_ms is None or may_wait or not took_ms > 0 else launch_ms / took_ms,
+        synchronisations=tuple(one for one in lines if one["per_step"] >= limits.SYNCHRONISATIONS_A_STEP),
     )
-
-
-def _share(evidence: Evidence, name: str) -> float | None:
-    """Returns the lowest median over the cards. The median ignores first readings, which belong to the start."""
-    readings = [evidence.telemetry.curve(name, gpu) for gpu in evidence.telemetry.gpus]
-    return min((float(np.median(one)) / 100 for one in readings if len(one) >= limits.FEWEST_OF_CARD), default=None)
-
-
-def launch_ms(evidence: Evidence) -> float | None:
-    """Returns the median milliseconds the host took to launch a step; None if not measured."""
-    found = evidence.steps.column("launch_ms")
-    found = found[np.isfinite(found)]
-    return float(np.median(found)) if len(found) >= limits.FEWEST_STEPS else None
 
 
 def used_cards(evidence: Evidence) -> list[dict[str, Any]]:
@@ -148,18 +136,14 @@ class Merge:
     parts_before: int
     parts: int
 
-    @property
-    def factor(self) -> float:
-        """Passes before over passes after."""
-        return self.parts_before / self.parts
-
     def gain(self, load: DeviceLoad) -> Gain:
         """Returns the gain: the fixed cost of a pass (launches, weights) is paid less often, until it is full."""
         full = min(1.0, load.full_frac / _SM_FULL_FRAC)
         if load.tensor_frac is not None and load.tensor_frac >= limits.TENSOR_IDLE_FRAC:
             full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)
-        factor = min(self.factor, 1 / full)
-        return Gain(factor, 1 + 0.3 * (factor - 1), self.factor)
+        most = self.parts_before / self.parts
+        factor = min(most, 1 / full)
+        return Gain(factor, 1 + 0.3 * (factor - 1), most)
 
     @property
     def change(self) -> tuple[str, ...]:

@@ -21,10 +21,11 @@ import numpy.typing as npt
 from wellfed.data.worker_count import MOST_WORKERS, Work
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
-from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Figures, Gain
-from wellfed.explain.diagnosis.script_words import OF_LOADER, OWN_STREAM, is_script
-from wellfed.units import GIB, MIB, counted, show_percent
+from wellfed.explain.diagnosis.evidence import Evidence, once
+from wellfed.explain.diagnosis.finding import Gain
+from wellfed.explain.diagnosis.script_words import OF_LOADER
+from wellfed.explain.diagnosis.words import Figures
+from wellfed.units import GIB, MIB
 
 _SLACK = 1.25
 """Factor on the build time for the lower end of a gain, since workers disturb each other and the step."""
@@ -66,8 +67,11 @@ class Feeding:
     prefetch: int = _PREFETCH
     ranks: int = 1
     """Ranks that share the cores."""
-    ranks_cores: float = 0.0
-    """Cores of `others` that other ranks keep busy. They take as much CPU time in a step, however long it is."""
+
+    @property
+    def wait_frac(self) -> float:
+        """Share of a step that waits for data."""
+        return 1 - self.fed_ms / self.step_ms
 
     @property
     def cpu_frac(self) -> float:
@@ -78,12 +82,7 @@ class Feeding:
     def work(self) -> Work:
         """Time and CPU time of a step and its batch, beside other processes."""
         alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
-        free_cores = max(1.0, self.cores - max(0.0, self.others - self.ranks_cores))  # one core is always available
-        return Work(self.fed_ms, alone_ms, self.cpu_ms + self.ranks_cores * self.step_ms, free_cores)
-
-    def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
-        """Returns the predicted milliseconds of a step with these workers; ``slack``: factor on the build time."""
-        return self.work.period_ms(workers, slack)
+        return Work(self.fed_ms, alone_ms, self.cpu_ms, max(1.0, self.cores - self.others))
 
     @property
     def is_cpu_full(self) -> bool:
@@ -106,17 +105,12 @@ class Feeding:
         return self.cpu_frac < limits.QUEUED_FRAC * fair_frac
 
     @property
-    def lock_factor(self) -> float:
-        """Time to build a batch over the time without waiting for a shared lock."""
-        return 1 / (1 - min(self.lock_frac, 0.99))
-
-    @property
     def contention(self) -> float | None:
         """Time to build a batch beside other workers over the time alone; None if waiting does not explain it. Even the
         fastest tenth of the batches must take longer, since single slow ones show no shared resource."""
         if self.num_workers < 2 or not self.waits_outside:
             return None
-        factor = self.lock_factor
+        factor = 1 / (1 - min(self.lock_frac, 0.99))
         # Beside other programs, workers may wait for cores.
         is_alone = not self.has_other_load or self.build_cpu_ms <= limits.HARDLY_WORK_FRAC * (self.alone_ms or 0.0)
         if self.alone_ms and is_alone:
@@ -142,35 +136,25 @@ class Feeding:
     @property
     def workers_advised(self) -> int:
         """Workers to advise."""
-        own_cores = self.cores / (self.ranks if self.ranks_cores else 1)
-        return self.work.workers_advised(self.most_workers, own_cores, waits_outside=self.waits_outside)
-
-    def show_need(self) -> str:
-        """Returns how many workers are needed, as text."""
-        needed, about = self.workers_needed, "about " if self.is_estimate else ""
-        text = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
-        return f"{text} and one to spare" if self.workers_advised > needed else text
-
-    def show_doubt(self) -> str:
-        """Returns why the gain of more workers may be low, as text; empty if building is mostly work."""
-        if self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC:
-            return ""
-        return (
-            f" Only {show_percent(self.cpu_frac)} of building is CPU time: more workers win nothing where batches wait "
-            "for a lock, a rate limit or a store at its limit."
-        )
+        cores = self.cores / self.ranks
+        return self.work.workers_advised(self.most_workers, cores, waits_outside=self.waits_outside)
 
     def figures(self) -> Figures:
-        """Returns the figures of evidence by name."""
+        """Returns the figures of evidence by name, and those of words alone."""
+        is_mostly_work = self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC
         return {
-            "wait_frac": 1 - self.fed_ms / self.step_ms,
+            "wait_frac": self.wait_frac,
             "build_ms": self.build_ms,
             "build_cpu_ms": self.build_cpu_ms,
+            "cpu_frac": self.cpu_frac,
             "fed_step_ms": self.fed_ms,
             "num_workers": self.num_workers,
             "workers_needed": self.workers_needed,
             "cores": self.cores,
             "others_cores": self.others,
+            "_about": "about " if self.is_estimate else "",
+            "_spare": self.workers_advised > self.workers_needed,
+            "_waits": not is_mostly_work,
         }
 
     def gain(self, workers: int, prefetch: int | None = None) -> Gain:
@@ -184,13 +168,12 @@ class Feeding:
             scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
             return simulated_steps(builds, scale, self.fed_ms, workers, ahead)
 
-        limit_ms = self.step_ms_with(workers)
-        factor = self.step_ms / max(limit_ms, float(np.mean(simulated(1.0))))
+        factor = self.step_ms / max(self.work.period_ms(workers), float(np.mean(simulated(1.0))))
         low = 1.0
         if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
             slowest_ms = float(np.quantile(simulated(_SLACK), 1 - _TAIL))
-            low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
+            low = self.step_ms / max(self.work.period_ms(workers, _SLACK), slowest_ms, shared_ms)
         factor = min(self.bound, max(1.0, factor))
         return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
 
@@ -224,6 +207,7 @@ def simulated_steps(
     return np.asarray((now - taken_at[first]) / (length - first))
 
 
+@once
 def is_starved(evidence: Evidence) -> bool:
     """Returns whether steps wait for data long enough for a finding, and the ceiling does not contradict it."""
     factor = evidence.ceiling_factor
@@ -235,6 +219,7 @@ def is_starved(evidence: Evidence) -> bool:
     return found is not None and found.slower == "ceiling"
 
 
+@once
 def steady_wait_frac(evidence: Evidence) -> float:
     """Returns the share of time spent waiting, without the first steps of epochs, which may start workers."""
     steady = steady_steps(evidence)
@@ -242,56 +227,61 @@ def steady_wait_frac(evidence: Evidence) -> float:
     return float(np.sum(evidence.steps.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
 
 
+@once
 def feeding_of(evidence: Evidence) -> Feeding | None:
     """Returns the feeding of a run; None if steps or batches were not timed."""
-    step_ms, cores = evidence.steps.mean_ms, evidence.cores
-    if step_ms is None or evidence.record.time is None or step_ms <= 0:
+    steps, telemetry, loading, workers = (
+        evidence.steps,
+        evidence.telemetry,
+        evidence.record.loading,
+        evidence.num_workers,
+    )
+    if evidence.record.time is None or not steps.mean_ms:
         return None
-    steady = steady_steps(evidence)
-    if steady.any():
-        step_ms = float(np.mean((evidence.steps.wait_ms + evidence.steps.rest_ms)[steady]))
+    steady, cores = steady_steps(evidence), evidence.cores or 1.0
+    step_ms = float(np.mean((steps.wait_ms + steps.rest_ms)[steady])) if steady.any() else steps.mean_ms
     wait_ms = steady_wait_frac(evidence) * step_ms
     fed_ms = max(step_ms - wait_ms, 1e-6)
-    workers = evidence.num_workers
-    build_ms, cpu_frac = evidence.record.loading.get("build_ms_mean"), evidence.record.loading.get("cpu_frac")
-    build_cpu_ms = None if cpu_frac is None or build_ms is None else cpu_frac * build_ms
-    if (cpu_pct := evidence.telemetry.mean("cpu_pct")) is None:
-        cpu_pct = evidence.record.host.get("cpu_pct")
+    build_ms, cpu_frac, cpu_pct = loading.get("build_ms_mean"), loading.get("cpu_frac"), telemetry.mean("cpu_pct")
     if is_estimate := build_ms is None:  # while steps wait, each worker is always busy
         build_ms = workers * step_ms if workers else wait_ms
     if build_ms <= 0:
         return None
-    of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
-    loader_pct = evidence.telemetry.mean("loader_cpu_pct") if workers else None
-    lock_pct = (evidence.telemetry.mean("loader_lock_pct") or 0.0) if workers else 0.0
-    if build_cpu_ms is None and loader_pct is not None:
-        build_cpu_ms = min(build_ms, loader_pct / 100 * step_ms)
-    if build_cpu_ms is None:  # the training process uses what the step takes, the rest is building
-        build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
-        build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
-    cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    others = evidence.telemetry.mean_taken_cores
-    builds = evidence.steps.column("build_ms")
-    builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
+    of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores)
+    loader_pct = telemetry.mean("loader_cpu_pct") if workers else None
+    if cpu_frac is not None and not is_estimate:
+        build_cpu_ms = cpu_frac * build_ms
+    elif loader_pct is not None:
+        build_cpu_ms = loader_pct / 100 * step_ms
+    else:  # the training process uses what the step takes, the rest is building
+        build_cpu_ms = build_ms if cpu_pct is None else max(0.0, cpu_pct / 100 * step_ms - of_step_ms)
+    build_cpu_ms = min(build_ms, build_cpu_ms)
+    others, factor = telemetry.mean_taken_cores, evidence.ceiling_factor
+    doubt, bound = contradiction(evidence.record), step_ms / fed_ms
+    if factor is not None and (doubt is None or doubt.slower != "ceiling"):
+        bound = min(bound, factor)
+    most_workers, batch_mib = loading.get("most_workers") or MOST_WORKERS, ready_mib(evidence, 1)
+    if batch_mib:
+        most_workers = int(min(most_workers, room_mib(evidence) / batch_mib))
+    lock_pct = telemetry.mean("loader_lock_pct") or 0.0
     return Feeding(
         step_ms=step_ms,
         fed_ms=fed_ms,
         build_ms=build_ms,
         build_cpu_ms=build_cpu_ms,
-        cpu_ms=cpu_ms,
-        cores=cores or 1.0,
+        cpu_ms=build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms,
+        cores=cores,
         others=others or 0.0,
         num_workers=workers,
-        most_workers=most_workers(evidence),
-        bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
+        most_workers=max(1, workers, min(most_workers, MOST_WORKERS)),
+        bound=max(1.0, bound),
         is_estimate=is_estimate,
-        lock_frac=min(1.0, lock_pct / 100 / max(1, workers)),
+        lock_frac=min(1.0, lock_pct / 100 / workers) if workers else 0.0,
         # Without readings of other programs, these may have slowed building since.
-        alone_ms=None if others is None else evidence.record.loading.get("build_ms_alone"),
-        builds=tuple(builds.tolist()),
+        alone_ms=None if others is None else loading.get("build_ms_alone"),
+        builds=tuple(steps.known("build_ms")[-_MOST_SIMULATED:].tolist()),
         prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
         ranks=evidence.num_devices,
-        ranks_cores=min(others or 0.0, float(np.nan_to_num(evidence.telemetry.ranks_cores))),
     )
 
 
@@ -337,41 +327,16 @@ def loader_change(evidence: Evidence, **values: object) -> dict[str, Any]:
     return {"change": change} if change or not settings else {"advice": f"Give the DataLoader {settings}."}
 
 
-def planned_anew(evidence: Evidence) -> tuple[str, ...]:
-    """Returns overrides that leave the loader to the plan, and undo single knobs of the command line."""
-    if not any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides):
-        return ("loader=auto",)
-    has_false = evidence.record.config.get("loader", {}).get("persistent_workers") is False
-    restarts: dict[str, object] = {"persistent_workers": None} if has_false else {}
-    return knobs(evidence, backend="auto", num_workers=None, **restarts)
-
-
-def copies_ahead(evidence: Evidence) -> bool:
-    """Returns whether batches are copied ahead of their steps."""
-    is_own = any(event.get("message") == OWN_STREAM for event in evidence.record.events)
-    return is_own or bool(evidence.value("loader.device_prefetch"))
-
-
-def may_copy_ahead(evidence: Evidence) -> bool:
-    """Returns whether batches could be copied ahead, and none are. A script copies them in code of its own."""
-    has_fetch = evidence.record.loading.get("has_fetch", False) and not has_unused_fetch(evidence)
-    is_built_ahead = evidence.num_workers > 0 or has_fetch
-    is_possible = is_built_ahead and "loader.device_prefetch" not in evidence.record.refused
-    return not copies_ahead(evidence) and (is_possible or is_script(evidence.record))
-
-
 def workers_take_cores(evidence: Evidence) -> bool:
     """Returns whether workers took CPU from the steps: all cores are full, and steps are slower than the ceiling."""
-    cores, found = evidence.cores, contradiction(evidence.record)
-    cpu_pct, loader_pct = evidence.telemetry.mean("cpu_pct"), evidence.telemetry.mean("loader_cpu_pct")
-    if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
+    feeding, doubt = feeding_of(evidence), contradiction(evidence.record)
+    loader_pct = evidence.telemetry.mean("loader_cpu_pct") or 0.0
+    if feeding is None or not feeding.num_workers or loader_pct < 100 * limits.LOADER_CPU_FRAC * feeding.cores:
         return False
-    full_frac = limits.CROWDED_FRAC if evidence.num_workers > cores else limits.CPU_FULL_FRAC
-    if cpu_pct < 100 * full_frac * cores or loader_pct < 100 * limits.LOADER_CPU_FRAC * cores:
-        return False
-    return found is not None and found.slower == "steps"
+    return feeding.is_cpu_full and doubt is not None and doubt.slower == "steps"
 
 
+@once
 def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
     """Returns which steps are not the first of an epoch; all without workers, or without epochs in the table."""
     epochs = evidence.steps.column("epoch")
@@ -379,20 +344,3 @@ def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
         return np.ones(len(evidence.steps.wait_ms), bool)
     steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
     return steady
-
-
-def _bound(evidence: Evidence, without_wait: float) -> float:
-    """Returns the maximum factor of a gain, by the run's own steps and by its ceiling."""
-    factor, found = evidence.ceiling_factor, contradiction(evidence.record)
-    if factor is None or (found is not None and found.slower == "ceiling"):
-        return without_wait
-    return min(without_wait, factor)
-
-
-def most_workers(evidence: Evidence) -> int:
-    """Returns the maximum number of workers that advice may name: by data and memory."""
-    most = evidence.record.loading.get("most_workers") or MOST_WORKERS
-    one_mib = ready_mib(evidence, 1)
-    if one_mib:
-        most = int(min(most, room_mib(evidence) / one_mib))
-    return max(1, evidence.num_workers, min(most, MOST_WORKERS))

@@ -8,7 +8,6 @@ import numpy as np
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Gain
-from wellfed.units import counted, show_duration, show_percent
 
 _WHILE_TRAINING = ("train", "validate", "checkpoint")
 """Phases whose sum is the time of a training without a measured wall time."""
@@ -28,11 +27,6 @@ class Pauses:
     long_frac: float
     """The same of a long run, without the time that a run loses once."""
 
-    def describe(self, noun: str) -> str:
-        """Returns the beginning of a message: share of the time, number and length of the pauses."""
-        spent = f"{counted(self.times, noun)} of {show_duration(self.each_s)}"
-        return f"{show_percent(self.frac)} of the wall time of training went into {spent}"
-
     @property
     def each_s(self) -> float:
         """Mean seconds of a pause."""
@@ -41,25 +35,21 @@ class Pauses:
     def gain(self, times: float) -> Gain:
         """Returns the gain of the whole run with ``times`` pauses; at most that of a long run with none."""
         won_frac = self.frac * max(0.0, 1 - times / self.times)
-        return gain_of(won_frac, 0.85 * won_frac, self.long_frac)
+        return Gain.of_time(won_frac, 0.85 * won_frac, self.long_frac)
 
 
 def pauses(evidence: Evidence, phase: str) -> Pauses | None:
     """Returns the pauses of a phase; None if there were none, or they were not timed."""
     phases, wall = evidence.record.phases, evidence.record.wall
+    times = phases[phase]["times"] if phase in phases else 0
     if wall is not None and wall["total_s"] > 0:
         total_s: float = wall[_IN_WALL[phase]]  # type: ignore[literal-required]
-        times = phases[phase]["times"] if phase in phases else 1
-        if total_s <= 0:
-            return None
-        long_s = max(total_s, evidence.wall.repeated_s)
-        return Pauses(total_s, max(1, times), total_s / wall["total_s"], total_s / long_s)
-    all_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
-    found = phases.get(phase)
-    if not found or not found["times"] or all_s <= 0:
-        return None
-    frac = found["total_s"] / all_s
-    return Pauses(found["total_s"], found["times"], frac, frac)
+        all_s, long_s = wall["total_s"], max(total_s, evidence.wall.repeated_s)
+        times = max(1, times)
+    else:
+        total_s = phases[phase]["total_s"] if times else 0.0
+        all_s = long_s = sum(phases[name]["total_s"] for name in _WHILE_TRAINING if name in phases)
+    return Pauses(total_s, times, total_s / all_s, total_s / long_s) if total_s > 0 else None
 
 
 def are_of_epochs(times: float, epochs: float) -> bool:
@@ -79,12 +69,6 @@ def distance(evidence: Evidence, knob: str, times: float) -> tuple[float, str]:
     if not length or (evidence.record.wall is None and not are_of_epochs(times, evidence.record.steps / length)):
         return 0, ""
     return length, "at the end of each epoch"
-
-
-def gain_of(won_frac: float, low_frac: float, high_frac: float) -> Gain:
-    """Returns the gain from shares of the time that are won back."""
-    low, mid, high = sorted(min(0.99, max(0.0, share)) for share in (low_frac, won_frac, high_frac))
-    return Gain(1 / (1 - mid), 1 / (1 - low), 1 / (1 - high))
 
 
 def rarer(every: float, by: float) -> int:

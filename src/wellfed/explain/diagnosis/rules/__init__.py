@@ -1,4 +1,2 @@
-"""Holds the rules, each a function with the id of its finding: takes the evidence and returns a Finding, else None.
-
-`wellfed.explain.diagnosis.run_rules` lists and runs them. `rank_rules.straggler` has an id for each cause.
-"""
+"""Holds the rules: functions of the evidence that return a Finding, else None. `run_rules` lists and runs them. Their
+words are in ``findings.toml``."""

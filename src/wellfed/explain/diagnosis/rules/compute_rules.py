@@ -9,23 +9,20 @@ import numpy as np
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.finding import Finding, Gain, found
 from wellfed.explain.diagnosis.gains.device_load import (
     BF16_SINCE,
     FP16_SINCE,
     DeviceLoad,
     capability_of,
     device_load,
-    has_run_out,
     memory_frac,
     merge,
     used_cards,
 )
-from wellfed.explain.diagnosis.gains.feeding import knobs
-from wellfed.explain.diagnosis.run_tables import Series
+from wellfed.explain.diagnosis.words import Figures
 from wellfed.observe.hardware.profiles import lacks_tensor_cores
 from wellfed.record.entries import SynchronisationEntry
-from wellfed.units import counted, show_factor, show_ms, show_percent
 
 
 def launch_bound(evidence: Evidence) -> Finding | None:
@@ -36,19 +33,11 @@ def launch_bound(evidence: Evidence) -> Finding | None:
     if small_batch(evidence) is not None:  # fewer passes launch less, at no cost
         return None
     high = 1 / load.full_frac
-    waits = f" The host also waits for the GPU at {places(load.synchronisations)}." if load.synchronisations else ""
+    figures: Figures = {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac}
+    figures |= {"_host_frac": min(load.launch_frac, 1.0), "_places": places(load.synchronisations) or None}
     can_compile = evidence.value("gpu.compile") in ("none", "default") and "gpu.compile" not in evidence.record.refused
-    return Finding(
-        "launch_bound",
-        f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host takes "
-        f"{show_percent(min(load.launch_frac, 1.0))} of it to run the step's code and launch its kernels, and is never "
-        f"ahead.{waits}",
-        {"busy_frac": load.busy_frac, "full_frac": load.full_frac, "launch_frac": load.launch_frac},
-        ("gpu.compile=reduce-overhead",) if can_compile else (),
-        gain=Gain(sqrt(high), 1.0, high),
-        advice="Launch less: kernels joined by torch.compile or recorded as a CUDA graph, or fewer and larger tensors "
-        "in the model.",
-    )
+    change = ("gpu.compile=reduce-overhead",) if can_compile else ()
+    return found("launch_bound", figures, change, gain=Gain(sqrt(high), 1.0, high))
 
 
 def memory_bound(evidence: Evidence) -> Finding | None:
@@ -62,66 +51,27 @@ def memory_bound(evidence: Evidence) -> Finding | None:
     if evidence.value("gpu.compile") == "none" and "gpu.compile" not in evidence.record.refused:
         change.append("gpu.compile=default")
     is_few = load.full_frac < limits.SM_FULL_FRAC  # weights are read for few samples
-    few = ", or more samples a step, which changes what is learned" if is_few else ""
     best = 1 / (1 - min(load.dram_frac, 0.9) / 2)
-    figures: Figures = {"dram_frac": load.dram_frac, "full_frac": load.full_frac}
-    if load.tensor_frac is not None:
-        figures["tensor_frac"] = load.tensor_frac
-    return Finding(
-        "memory_bound",
-        f"Reading and writing the card's memory takes {show_percent(load.dram_frac)} of its bandwidth: steps move "
-        f"bytes rather than compute{'' if is_few else ', and larger batches would move more bytes in proportion'}.",
-        figures,
-        tuple(change),
-        gain=Gain(1 + 0.5 * (best - 1), 1.0, best) if change else None,
-        lost_frac=None if change else 0.0,
-        advice=f"Move fewer bytes: kernels joined by torch.compile, bf16, NHWC images (gpu.channels_last){few}.",
-    )
+    figures: Figures = {"dram_frac": load.dram_frac, "full_frac": load.full_frac, "tensor_frac": load.tensor_frac}
+    figures |= {"_few": is_few, "_many": not is_few}
+    gain = Gain(1 + 0.5 * (best - 1), 1.0, best) if change else None
+    return found("memory_bound", figures, change, gain=gain, lost_frac=None if change else 0.0)
 
 
 def small_batch(evidence: Evidence) -> Finding | None:
-    """Returns a finding if merging micro-batches, or a larger batch, would fill the card."""
-    load, used = device_load(evidence), memory_frac(evidence)
-    if load is None or used is None or load.limit in (None, "synchronisation"):
+    """Returns a finding if merging micro-batches would fill the card."""
+    load, used, merged = device_load(evidence), memory_frac(evidence), merge(evidence)
+    if load is None or used is None or merged is None or load.limit in (None, "synchronisation"):
         return None
-    figures: Figures = {"full_frac": load.full_frac, "memory_frac": used}
-    merged = merge(evidence)
-    if merged is not None:
-        gain = merged.gain(load)
-        if gain.factor < limits.LEAST_DEVICE_GAIN:
-            return None
-        text = (
-            f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small "
-            f"for the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same "
-            f"step in {counted(merged.parts, 'part')}."
-        )
-        figures |= {"num_micro": merged.parts_before, "num_micro_that_suffice": merged.parts}
-        return Finding("small_batch", text, figures, merged.change, gain=gain)
-    # An unsplit step can only grow by more samples, which changes learning. Saving launches and bytes costs less.
-    effective = evidence.value("workload.effective_batch_size")
-    if load.limit != "small kernels" or not effective or used >= limits.MEMORY_USED_FRAC or has_run_out(evidence):
+    gain = merged.gain(load)
+    if gain.factor < limits.LEAST_DEVICE_GAIN:
         return None
-    more = (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null")
-    is_refused = "workload.effective_batch_size" in evidence.record.refused
-    return Finding(
-        "small_batch",
-        f"A step of {effective} samples is too small for the GPU: {_use_of(load)}, and {show_percent(used)} of its "
-        "memory budget is used. One with more samples would take hardly longer.",
-        figures | {"effective_batch_size": effective},
-        () if is_refused else (*knobs(evidence), *more),
-        changes_learning=True,
-        gain=Gain(min(2.0, 1 / load.full_frac), 1.0, 2.0),
-        is_note=True,  # every setting that helps changes what is learned
-    )
-
-
-def _use_of(load: DeviceLoad) -> str:
-    if load.limit == "launches":
-        busy = show_percent(load.busy_frac)
-        return f"it is busy for {busy} of the compute time, and waits for Python to launch the rest"
-    if load.limit == "bandwidth" and load.dram_frac is not None:
-        return f"{show_percent(load.dram_frac)} of its memory's bandwidth goes into reading weights for few samples"
-    return f"{show_percent(load.full_frac)} of it is at work"
+    figures: Figures = {"full_frac": load.full_frac, "memory_frac": used, "num_micro": merged.parts_before}
+    figures |= {"num_micro_that_suffice": merged.parts, "_size": merged.micro_batch_before}
+    figures |= {"_launches": load.limit == "launches", "_busy_frac": load.busy_frac}
+    figures |= {"_bytes": load.limit == "bandwidth", "_dram_frac": load.dram_frac}
+    figures["_kernels"] = load.limit == "small kernels"
+    return found("small_batch", figures, merged.change, gain=gain)
 
 
 _NAMED = 3
@@ -133,20 +83,9 @@ def synchronisation(evidence: Evidence) -> Finding | None:
     if load is None or load.limit != "synchronisation":
         return None
     lines = load.synchronisations
-    return Finding(
-        "synchronisation",
-        f"The GPU is busy for {show_percent(load.busy_frac)} of the compute time of a step. The host waits for it at "
-        f"{places(lines)}, and the GPU then waits for the host to launch the next kernels.",
-        {
-            "busy_frac": load.busy_frac,
-            "full_frac": load.full_frac,
-            "synchronisations_per_step": sum(one["per_step"] for one in lines),
-            "place": lines[0]["place"],
-        },
-        gain=load.without_synchronisation,
-        advice="Keep such values on the device (no .item(), .cpu(), or `if` on a tensor), and read them every 50 steps "
-        "instead of in each.",
-    )
+    figures: Figures = {"busy_frac": load.busy_frac, "full_frac": load.full_frac}
+    figures |= {"synchronisations_per_step": sum(one["per_step"] for one in lines), "place": lines[0]["place"]}
+    return found("synchronisation", {**figures, "_places": places(lines)}, gain=load.without_synchronisation)
 
 
 def places(lines: Sequence[SynchronisationEntry]) -> str:
@@ -174,31 +113,21 @@ def tensor_cores_idle(evidence: Evidence) -> Finding | None:
     load, capability = device_load(evidence), capability_of(evidence)
     if load is None or load.limit is not None or capability is None or load.full_frac < limits.SM_HALF_FRAC:
         return None
-    has_tf32 = capability >= BF16_SINCE
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
         return None
     if any(lacks_tensor_cores(card.get("name") or "") for card in used_cards(evidence)):
         return None
+    has_tf32, tensor = capability >= BF16_SINCE, load.tensor_frac
     if has_tf32 and evidence.value("gpu.tf32") is not False:
         return None  # products use tensor cores already
-    tensor = load.tensor_frac
     if tensor is not None and tensor >= limits.TENSOR_IDLE_FRAC:
         return None
-    figures: Figures = {"full_frac": load.full_frac, "capability": capability}
-    text = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
-    if tensor is None:
-        busy = show_percent(load.busy_frac)
-        text = f"The GPU is busy for {busy} of the compute time and {text}: its tensor cores are not used"
-    else:
-        figures["tensor_frac"] = tensor
-        at_work = (
-            f"{show_percent(load.full_frac)} of the GPU is at work, and {show_percent(tensor)} of its tensor cores"
-        )
-        text = f"{at_work}: it {text}"
+    figures: Figures = {"full_frac": load.full_frac, "capability": capability, "tensor_frac": tensor}
+    figures |= {"_busy_frac": load.busy_frac, "_tf32": has_tf32}
     change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
     least, most = (_gain(load, ratio) for ratio in (_LEAST_RATIO, _MOST_RATIO))
     gain = Gain(_gain(load, _RATIO), 1.0 if tensor is None else least, most)
-    return Finding("tensor_cores_idle", f"{text}.", figures, change, gain=gain)
+    return found("tensor_cores_idle", figures, change, case="unread" if tensor is None else "", gain=gain)
 
 
 def _gain(load: DeviceLoad, ratio: float) -> float:
@@ -209,27 +138,20 @@ def _gain(load: DeviceLoad, ratio: float) -> float:
 
 def clocks_limited(evidence: Evidence) -> Finding | None:
     """Returns a note on the card that was limited most. No knob changes it."""
-    found = [
+    shares = [
         (share, gpu, cause)
         for gpu in evidence.telemetry.gpus
         for cause, name in (("heat", "heat_limited"), ("power", "power_limited"))
         if (share := evidence.telemetry.mean(name, gpu) or 0.0) > limits.LIMITED_FRAC
     ]
-    if not found:
+    if not shares:
         return None
-    share, gpu, cause = max(found)
+    share, gpu, cause = max(shares)
     figures: Figures = {"limited_by": cause, "limited_frac": share, "gpu": gpu}
-    text = f"The clocks of GPU {gpu} were held down by {cause} in {show_percent(share)} of the readings"
     clocks = evidence.telemetry.curve("sm_clock_mhz", gpu)
     if len(clocks):
         figures |= {"sm_clock_mhz": float(np.mean(clocks)), "sm_clock_max_mhz": float(clocks.max())}
-        text += f", at {clocks.mean():.0f} MHz on average (at most {clocks.max():.0f} were seen)"
-    outside = (
-        "cooling, or what else heats that machine" if cause == "heat" else "its power limit (nvidia-smi -q -d POWER)"
-    )
-    return Finding(
-        "clocks_limited", f"{text}. No setting of a run changes that: look at {outside}.", figures, is_note=True
-    )
+    return found("clocks_limited", figures, is_note=True)
 
 
 def data_parallel(evidence: Evidence) -> Finding | None:
@@ -238,32 +160,10 @@ def data_parallel(evidence: Evidence) -> Finding | None:
     if event is None:
         return None
     devices = int(event.get("devices") or 0)
-    figures: Figures = {"devices": devices}
+    figures: Figures = {"devices": devices, "_module": event.get("module", "a module of it")}
     if devices < 2:
-        return Finding(
-            "data_parallel",
-            f"The model contains a torch.nn.DataParallel ({event.get('module', 'a module of it')}): with several "
-            "GPUs, one process would copy weights and samples to all of them in each step.",
-            figures,
-            advice="Take it out; trainer.devices=2 trainer.strategy=ddp gives each GPU a process.",
-        )
-    text, gain, busy = "", None, evidence.telemetry.util_pct
-    if busy is not None and busy > 0:
-        figures["util_pct"] = busy
-        text = f" The GPU that is idle most is busy for {show_percent(busy / 100)} of the time."
-        # Waiting for data, copies and the time between steps have other causes than this GPU being idle.
-        computes = 1.0 if evidence.record.time is None else evidence.record.time["compute_frac"]
-        high = min(1 / (1 - max(0.0, computes - busy / 100)), devices)
-        gain = Gain((1 + high) / 2, 1.0, high)
-    return Finding(
-        "data_parallel",
-        f"One process drives {devices} GPUs with torch.nn.DataParallel. In each step it copies weights and samples to "
-        f"them and gathers results, and one Python process launches all kernels.{text} Take DataParallel "
-        "out of the model, and let each GPU have a process.",
-        figures,
-        (f"trainer.devices={devices}", "trainer.strategy=ddp"),
-        gain=gain,
-    )
+        return found("data_parallel", figures, case="of_one")
+    return found("data_parallel", figures, (f"trainer.devices={devices}", "trainer.strategy=ddp"))
 
 
 _BLOCKS, _FEWEST = 10, 60
@@ -275,42 +175,19 @@ _LARGEST_FALL = 0.3
 
 
 def step_time_trend(evidence: Evidence) -> Finding | None:
-    """Returns a finding if the steps of each part of a run took longer than those of the part before."""
+    """Returns a finding if the median step of each part of a run took longer than in the part before, by enough and not
+    in one jump."""
     samples, times_ms = evidence.steps.column("samples"), evidence.steps.rest_ms
-    if len(times_ms) and len(samples) == len(times_ms) and np.all(samples > 0):
+    if len(times_ms) < _FEWEST or clocks_limited(evidence) is not None:
+        return None
+    if len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
-    levels = _rising(times_ms)
-    if levels is None or clocks_limited(evidence) is not None or _others_rise(evidence):
+    levels = [float(np.median(part)) for part in np.array_split(times_ms, _BLOCKS)]
+    first, last, rises = levels[0], levels[-1], np.diff(levels)
+    if first <= 0 or last < limits.TREND_FACTOR * first or rises.max() > _LARGEST_RISE * (last - first):
         return None
-    first, last = float(levels[0]), float(levels[-1])
+    if rises.min() < -_LARGEST_FALL * (last - first) / len(rises):
+        return None
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
-    return Finding(
-        "step_time_trend",
-        f"Steps take longer and longer, without waiting for data: {show_ms(first)} at the start and {show_ms(last)} at "
-        f"the end, {show_factor(last / first)} times as long. That cost {show_percent(lost_frac)} of the steps' time.",
-        {"first_ms": first, "last_ms": last, "growth_factor": last / first},
-        lost_frac=lost_frac,
-        advice="Look for work that grows with each step: a list that the loss goes through, a graph that is never "
-        "detached, a log that is read again.",
-    )
-
-
-def _rising(times_ms: Series) -> Series | None:
-    """Returns the median of each part if they rise throughout, by enough, and not in one jump; else None."""
-    if len(times_ms) < _FEWEST:
-        return None
-    levels = np.array([np.median(part) for part in np.array_split(times_ms, _BLOCKS)])
-    growth, rises = levels[-1] - levels[0], np.diff(levels)
-    if levels[0] <= 0 or levels[-1] < limits.TREND_FACTOR * levels[0]:
-        return None
-    is_even = rises.max() <= _LARGEST_RISE * growth and rises.min() >= -_LARGEST_FALL * growth / len(rises)
-    return levels if is_even else None
-
-
-def _others_rise(evidence: Evidence) -> bool:
-    """Returns whether other programs took more and more of the machine."""
-    others = evidence.telemetry.others_cores[np.isfinite(evidence.telemetry.others_cores)]
-    if len(others) < 3:
-        return False
-    first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
-    return last - first >= limits.OTHERS_FRAC * (evidence.cores or 1.0)
+    figures: Figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "lost_frac": lost_frac}
+    return found("step_time_trend", figures, lost_frac=lost_frac)

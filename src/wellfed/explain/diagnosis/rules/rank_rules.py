@@ -9,12 +9,9 @@ A pause of one rank alone, such as a validation on rank 0, is part of none of it
 between theirs, so that their T and W are longer. This is no work that rank 0 waits for, so the difference of T is
 subtracted.
 
-- With DDP, S is the backward pass, in which gradients are averaged, and what belongs to no phase, in which ranks agree
-  on a flag (``memory.on_oom=retry``). W is the rest: wait for data, copy, forward pass, optimizer, host.
-- DDP sends rank 0's buffers in the forward pass, in which others may wait for rank 0. SyncBatchNorm exchanges there,
-  too. So ranks are also compared by wait, copy and host alone.
-- FSDP gathers weights in the forward pass, too. There wait, copy and host are the only own work that is seen, beside
-  the optimizer, which confirms a slow card.
+S is part of the backward pass, and of what belongs to no phase. W is the rest: wait for data, copy, forward pass,
+optimizer, host. DDP sends buffers in the forward pass, and FSDP gathers weights there: then wait, copy and host are the
+only own work that is seen.
 
 The straggler's own backward pass can't be told from S. If its forward pass takes longer than that of others, its
 backward pass is assumed to take longer by up to the same factor.
@@ -30,32 +27,16 @@ from typing import Literal
 
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.evidence import Evidence, host_of
-from wellfed.explain.diagnosis.finding import Figures, Finding, Gain
+from wellfed.explain.diagnosis.finding import Finding, Gain, found
+from wellfed.explain.diagnosis.words import Figures, template
 from wellfed.record.entries import RankEntry
-from wellfed.units import MIB, show_bytes, show_count, show_ms, show_percent
 
 Part = Literal["wait", "copy", "host", "forward", "optimizer", "clock"]
 """Parts of a step; ``clock``: the card is slow, wherever that costs time."""
-_NAMES: dict[Part, str] = {
-    **{"wait": "waiting for data", "copy": "copy to the GPU", "host": "time between two steps"},
-    **{"forward": "forward pass", "optimizer": "optimizer"},
-}
-_ADVICE: dict[Part, str] = {
-    "wait": "Look at what builds its batches: its disk, its cores, its share of the data. Or set more "
-    "loader.num_workers.",
-    "copy": "Look at the link of its card (nvidia-smi topo -m). loader.pin_memory and loader.device_prefetch hide "
-    "copies.",
-    "host": "Make the callbacks, loggers and hooks cheaper that run on this rank alone.",
-    "forward": "Give all ranks samples of alike number and length, and look for work that the model does on it alone.",
-    "optimizer": "Look at its card, and at what else runs there.",
-    "clock": "Look at that card: heat, power, age.",
-}
-"""Part of the step -> what to do, if no figure of the rank names a cause."""
 _BETWEEN: tuple[Part, ...] = ("wait", "copy", "host")
 _PHASES: tuple[Part, ...] = ("forward", "optimizer")
 _ALIKE_FRAC = 0.5
 """Share of the straggler's excess from which another rank counts as slow, too."""
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -64,8 +45,6 @@ class Straggler:
 
     rank: RankEntry
     typical: RankEntry
-    alike: tuple[int, ...]
-    """Numbers of other ranks that are nearly as slow."""
     part: Part
     """Part of the step with most of its excess."""
     step_ms: float
@@ -92,61 +71,43 @@ class Straggler:
 
 def straggler(evidence: Evidence) -> Finding | None:
     """Returns a finding if all other ranks wait for one."""
-    found = straggler_of(evidence)
-    if found is None:
+    slowest = _slowest_of(evidence)
+    if slowest is None:
         return None
-    rank, other, part = found.rank, found.typical, found.part
+    rank, other, part = slowest.rank, slowest.typical, slowest.part
     gpu, host = rank["gpu"], rank.get("host") or f"node {rank['node']}"
-    where = f"on {host}" if gpu is None else f"GPU {gpu.rpartition('/')[2]} of {host}"
-    waiting = f"Rank {other['rank']} waits" if len(evidence.record.ranks) == 2 else "All other ranks wait"
-    text = f"{waiting} for rank {rank['rank']} ({where})"
-    if part != "clock":
-        slow_ms, usual_ms = show_ms(ms_of(rank, part)), show_ms(ms_of(other, part))
-        text += f": its {_NAMES[part]} takes {slow_ms} of a step, that of rank {other['rank']} {usual_ms}"
-    text += "."
     figures: Figures = {"rank": rank["rank"], "typical_rank": other["rank"], "part": part, "host": host}
-    figures |= {"gpu": gpu or "", "step_ms": found.step_ms, "lost_ms": found.lost_ms}
-    advice, cause = _ADVICE[part], _cause(evidence, found)
-    if cause is not None:
-        why, more, advice = cause
-        text += f" {why}."
-        figures |= more
-    if found.alike:
-        more_ranks = f" and {len(found.alike) - _MOST_NAMED} more" if len(found.alike) > _MOST_NAMED else ""
-        numbers = ", ".join(map(str, found.alike[:_MOST_NAMED]))
-        text += f" Nearly as slow: rank{'s' if len(found.alike) > 1 else ''} {numbers}{more_ranks}."
-    return Finding("straggler", text, figures, gain=found.gain, advice=advice)
+    figures |= {
+        "gpu": gpu or "",
+        "step_ms": slowest.step_ms,
+        "lost_ms": slowest.lost_ms,
+        "_part": template("straggler", "part", part) or None,
+    }
+    figures["_waiting"] = f"Rank {other['rank']} waits" if len(evidence.record.ranks) == 2 else "All other ranks wait"
+    figures["_where"] = f"on {host}" if gpu is None else f"GPU {gpu.rpartition('/')[2]} of {host}"
+    figures |= {"_slow_ms": ms_of(rank, part), "_usual_ms": ms_of(other, part)}
+    case, of_cause = _cause(evidence, slowest)
+    return found("straggler", figures | of_cause, case=case, gain=slowest.gain)
 
 
-def _cause(evidence: Evidence, found: Straggler) -> tuple[str, Figures, str] | None:
-    """Returns the figure of the rank's batches, card or host that stands out, and what to do; None without one."""
-    rank, other = found.rank, found.typical
-    usual_ms = ms_of(other, found.part)
-    least = 1 + limits.EXPLAINED_FACTOR * (ms_of(rank, found.part) / usual_ms - 1) if usual_ms > 0 else 1.0
+def _cause(evidence: Evidence, slowest: Straggler) -> tuple[str, Figures]:
+    """Returns the figure of the rank's batches, card or host that stands out, with the case of words for what to do;
+    without one the part of the step."""
+    rank, other, part = slowest.rank, slowest.typical, slowest.part
+    usual_ms = ms_of(other, part)
+    least = 1 + limits.EXPLAINED_FACTOR * (ms_of(rank, part) / usual_ms - 1) if usual_ms > 0 else 1.0
     clock, usual_clock = _clock_mhz(evidence, rank), _clock_mhz(evidence, other)
-    samples, usual = rank.get("samples") or 0.0, other.get("samples") or 0.0
     mib, usual_mib = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
     enough = max(least, limits.UNEVEN_FACTOR_OF_RANKS)
-    named = f"rank {other['rank']}"
-    if found.part == "forward" and usual and samples >= enough * usual:
-        why = f"Its batches have {show_count(samples)} samples, those of {named} {show_count(usual)}"
-        return why, {"samples": samples, "usual_samples": usual}, "Give all ranks as many samples."
-    if found.part == "forward" and usual_mib and mib - (rank.get("batch_half_mib") or 0.0) >= enough * usual_mib:
-        why = f"Its batches have {show_bytes(mib * MIB)}, those of {named} {show_bytes(usual_mib * MIB)}"
-        return why, {"batch_mib": mib, "usual_batch_mib": usual_mib}, "Group samples by length."
-    is_of_card = found.part in (*_PHASES, "clock")
+    if part == "forward" and usual_mib and mib - (rank.get("batch_half_mib") or 0.0) >= enough * usual_mib:
+        return "lengths", {"batch_mib": mib, "usual_batch_mib": usual_mib}
+    is_of_card = part in (*_PHASES, "clock")
     if is_of_card and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
-        why = f"Its GPU runs at {clock:.0f} MHz, that of {named} at {usual_clock:.0f} MHz"
-        return why, {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}, _ADVICE["clock"]
+        return "clock", {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}
     waited, usual_waited = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
     if waited - usual_waited >= limits.CORE_WAIT_FRAC and usual_waited < waited / 2:
-        why = f"It had no core for {show_percent(waited)} of the time, {named} for {show_percent(usual_waited)}"
-        return why, {"core_wait_frac": waited}, "End what else runs there, or set fewer loader.num_workers."
-    waiting, usual_waiting = rank.get("iowait_cores") or 0.0, other.get("iowait_cores") or 0.0
-    if found.part == "wait" and waiting >= limits.IOWAIT_CORES and usual_waiting < waiting / 2:
-        why = f"{waiting:.1f} cores of its machine wait for its disk, {usual_waiting:.1f} on that of {named}"
-        return why, {"iowait_cores": waiting}, "Look at that disk and what else uses it."
-    return None
+        return "cores", {"core_wait_frac": waited, "usual_core_wait_frac": usual_waited}
+    return part, {}
 
 
 def waits_for_others_ms(evidence: Evidence) -> dict[int, float]:
@@ -160,16 +121,15 @@ def waits_for_others_ms(evidence: Evidence) -> dict[int, float]:
     return {rank: min(most_ms - own_ms, max(0.0, sync_ms[rank])) for rank, own_ms in work_ms.items()}
 
 
-def straggler_of(evidence: Evidence) -> Straggler | None:
+def _slowest_of(evidence: Evidence) -> Straggler | None:
     """Returns the rank that the others wait for, if that costs a good share of the step beyond noise."""
     ranks = _compared_ranks(evidence)
     if not ranks:
         return None
-    if not _has_phases(evidence, ranks):
-        return _behind(ranks, _BETWEEN) or _by_clock(evidence, ranks, ("optimizer",))
+    own: tuple[Part, ...] = _PHASES if _has_phases(evidence, ranks) else ("optimizer",)
     # A card that gets hot in the first steps makes the interval of all steps wide.
-    found = _behind(ranks, (*_BETWEEN, *_PHASES)) or _behind(ranks, _BETWEEN)
-    return found or _by_clock(evidence, ranks, _PHASES)
+    whole = _behind(ranks, (*_BETWEEN, *_PHASES)) if own is _PHASES else None
+    return whole or _behind(ranks, _BETWEEN) or _by_clock(evidence, ranks, own)
 
 
 def _compared_ranks(evidence: Evidence) -> list[RankEntry]:
@@ -215,8 +175,7 @@ def _behind(ranks: Sequence[RankEntry], parts: Sequence[Part]) -> Straggler | No
     if part == "forward":
         backward_ms = ms_of(slow, "backward") * max(0.0, excess_ms[part] / ms_of(slow, part))
         hidden_ms = min(backward_ms, limits.BACKWARD_FACTOR * excess_ms[part])
-    alike = tuple(one["rank"] for one, is_alike in zip(ranks, is_slow, strict=True) if is_alike and one is not slow)
-    return Straggler(slow, typical, alike, part, step_ms, lost_ms, math.hypot(*halves), hidden_ms)
+    return Straggler(slow, typical, part, step_ms, lost_ms, math.hypot(*halves), hidden_ms)
 
 
 def _slowest(ranks: Sequence[RankEntry], values: Sequence[float]) -> tuple[int | None, list[bool]]:
@@ -253,7 +212,7 @@ def _by_clock(evidence: Evidence, ranks: Sequence[RankEntry], own: Sequence[Part
     step_ms, most_ms = ranks[top]["step_ms_mean"], ms_of(ranks[top], "compute") * (1 - 1 / factor)
     if most_ms < limits.STRAGGLER_FRAC * step_ms:
         return None
-    return Straggler(ranks[top], ranks[typical], (), "clock", step_ms, most_ms / 2, most_ms / 2)
+    return Straggler(ranks[top], ranks[typical], "clock", step_ms, most_ms / 2, most_ms / 2)
 
 
 def ms_of(rank: RankEntry, part: str) -> float:
@@ -264,5 +223,5 @@ def ms_of(rank: RankEntry, part: str) -> float:
 
 def _clock_mhz(evidence: Evidence, rank: RankEntry) -> float | None:
     """Returns the mean clock of a rank's card; None if it was not read."""
-    found = evidence.record.gpus.get(rank["gpu"] or "", {}).get("sm_clock_mhz")
-    return found.get("mean") if isinstance(found, dict) else None
+    clock = evidence.record.gpus.get(rank["gpu"] or "", {}).get("sm_clock_mhz")
+    return clock.get("mean") if isinstance(clock, dict) else None

@@ -10,11 +10,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.finding import PROFILE, Figures, Finding
+from wellfed.explain.diagnosis.finding import Finding, found
 from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
 from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
+from wellfed.explain.diagnosis.words import Figures
 from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import WallEntry
 from wellfed.units import counted, show_percent
@@ -25,42 +26,31 @@ def too_few_steps(evidence: Evidence) -> Finding | None:
     measured = evidence.steps.num_measured
     if measured >= limits.FEWEST_STEPS:
         return None
-    text = f"{counted(measured, 'step')} after the warm-up" if measured else "No step was measured after the warm-up"
-    text += f", and a verdict takes {limits.FEWEST_STEPS}."
-    if measured and evidence.record.time is not None:
-        text += f" So far {_shares(evidence)}."
-    advice = "Give the run more steps (trainer.max_steps, trainer.max_epochs)."
-    if evidence.record.status == "running":
-        advice = "Ask again when the run has come further."
-    return Finding("too_few_steps", text, {"steps_measured": measured}, advice=advice, is_note=True)
+    figures: Figures = {"steps_measured": measured, "_fewest": limits.FEWEST_STEPS}
+    figures["_shares"] = _shares(evidence) if measured and evidence.record.time is not None else None
+    case = "running" if evidence.record.status == "running" else ""
+    return found("too_few_steps", figures, case=case, is_note=True)
 
 
 def unknown(evidence: Evidence) -> Finding | None:
     """Returns the verdict on a run whose steps were counted, but not timed."""
-    if evidence.record.time is not None:
-        return None
-    return Finding("unknown", "The steps of this run were not timed, so its time can't be divided.", {}, is_note=True)
+    return found("unknown", {}, is_note=True) if evidence.record.time is None else None
 
 
 def fed(evidence: Evidence) -> Finding:
     """Returns the verdict on a run of which no cause costs `WORTH_FRAC` of the time."""
-    factor, steps_frac = evidence.ceiling_factor, evidence.wall.steps_frac
-    text = _shares(evidence)
-    if evidence.wait_frac < limits.WORTH_FRAC:
-        text += "." if _unseen_data(evidence) else ": data is not the limit."
-    else:
-        text += f", and steps take {show_percent(steps_frac)} of training, start and end left out."
-    figures: Figures = {"wait_frac": evidence.wait_frac}
+    factor, is_seen = evidence.ceiling_factor, not _unseen_data(evidence)
+    is_waiting = evidence.wait_frac >= limits.WORTH_FRAC
+    figures: Figures = {"wait_frac": evidence.wait_frac, "of_ceiling_frac": None if factor is None else 1 / factor}
+    figures |= {"_shares": _shares(evidence), "_fed": is_seen and not is_waiting}
+    figures["_steps_frac"] = evidence.wall.steps_frac if is_waiting else None
     if factor is not None:
-        figures["of_ceiling_frac"] = 1 / factor
         reached = "As fast as with all data on the device" if factor <= 1 else f"{_whole(1 / factor)} of the ceiling"
-        text += f" {reached}."
+        figures["_reached"] = reached
     gpus = evidence.telemetry.gpus if evidence.on_gpu else []
     card = {name: evidence.telemetry.mean(key, gpus[0]) for key, name in _OF_CARD.items()} if gpus else {}
-    known = [f"{name} {mean:.0f} %" for name, mean in card.items() if mean is not None]
-    if known:
-        text += f" Next, look at what the card does: {', '.join(known)}."
-    return Finding("healthy", text, figures, is_note=True)
+    figures["_card"] = ", ".join(f"{name} {mean:.0f} %" for name, mean in card.items() if mean is not None) or None
+    return found("healthy", figures, is_note=True)
 
 
 _OF_CARD = {"sm_active_pct": "multiprocessors active", "tensor_active_pct": "tensor cores", "dram_active_pct": "memory"}
@@ -98,21 +88,11 @@ def unexplained(evidence: Evidence) -> Finding | None:
     most = max(wait_frac, host_frac, beside_frac)
     if most < limits.WORTH_FRAC:
         return None
-    figures: Figures = {"between_frac": most}
-    advice = PROFILE
     if most == wait_frac:
-        text, figures = f"{show_percent(wait_frac)} of training waits for data", {"wait_frac": evidence.wait_frac}
-        if _epoch_start_frac(evidence) >= _MOSTLY:
-            text += ", nearly all of that in the first steps of each epoch: nothing is built ahead across its end."
-            advice = "Make epochs longer."
-        else:
-            text += ", and the cause of the delay is unknown."
-    elif most == host_frac:
-        text = f"{show_percent(most)} of the time passes between steps, outside of callbacks and hooks."
-    else:
-        what = "outside of steps and of all that is timed" if beside == "other" else f"in {beside}"
-        text = f"{show_percent(most)} of training, start and end left out, passed {what}."
-    return Finding("unexplained", text, figures, lost_frac=most, advice=advice)
+        return found("unexplained", {"wait_frac": evidence.wait_frac, "_lost_frac": most}, case="waits", lost_frac=most)
+    where = "outside of steps and of all that is timed" if beside == "other" else f"in {beside}"
+    where = "between steps, outside of callbacks and hooks" if most == host_frac else where
+    return found("unexplained", {"between_frac": most, "_where": where}, lost_frac=most)
 
 
 def _largest_beside(evidence: Evidence) -> tuple[str, float]:
@@ -127,65 +107,39 @@ def _largest_beside(evidence: Evidence) -> tuple[str, float]:
     return name, shares[name]
 
 
-_MOSTLY = 0.8
-"""Minimum share of the waiting in the first steps of epochs, for that to be its cause."""
-
-
-def _epoch_start_frac(evidence: Evidence) -> float:
-    """Returns the share of all waiting in the first steps of later epochs, one for each worker."""
-    starts = np.flatnonzero(np.diff(evidence.steps.column("epoch")) > 0) + 1
-    if not evidence.num_workers or not len(starts):
-        return 0.0
-    indices = np.unique((starts[:, None] + np.arange(evidence.num_workers)).ravel())
-    waited_ms = evidence.steps.wait_ms
-    return float(waited_ms[indices[indices < len(waited_ms)]].sum() / max(waited_ms.sum(), 1e-9))
-
-
 def busy_machine(evidence: Evidence) -> Finding | None:
     """Returns a note if in many readings the cores were full and others used a large part of them. None if the run
     needed none of them: no thread waited for a core, and no step for its batch."""
     cores, curve = evidence.cores, evidence.curves.get(HOST, {})
-    own, others = curve.get("cpu_pct"), evidence.telemetry.others_cores
+    own, others = curve.get("cpu_pct"), evidence.telemetry.taken_cores
     waited_frac = evidence.record.host.get("core_wait_frac")
     if waited_frac is not None and waited_frac < limits.CORE_WAIT_FRAC and evidence.wait_frac < limits.WAIT_FRAC:
         return None
-    if not cores or own is None or len(own) != len(others):
+    if not cores or own is None or len(own) != len(others) or not evidence.telemetry.is_alone:
         return None
     known = np.isfinite(own) & np.isfinite(others)
     own, others = own[known] / 100, others[known]
     is_busy = (others >= limits.OTHERS_FRAC * cores) & (own + others >= limits.CPU_FULL_FRAC * cores)
     if np.sum(is_busy) < limits.FEWEST_OF_CARD or np.mean(is_busy) < limits.BUSY_READINGS_FRAC:
         return None
-    frac, taken, left = float(np.mean(is_busy)), float(others[is_busy].mean()), float(own[is_busy].mean())
-    when = "" if frac > limits.CPU_FULL_FRAC else f" for {show_percent(frac)} of the time"
-    return Finding(
-        "busy_machine",
-        f"Other programs took {taken:.1f} of {cores:g} cores{when}; this run got {left:.1f}. So its rate is rough, and "
-        "no gain is predicted.",
-        {"others_cores": taken, "own_cores": left, "cores": cores, "busy_frac": frac},
-        advice="Run it again when they have ended.",
-        is_note=True,
-    )
+    frac = float(np.mean(is_busy))
+    figures: Figures = {"others_cores": float(others[is_busy].mean()), "own_cores": float(own[is_busy].mean())}
+    figures |= {"cores": cores, "busy_frac": frac, "_at_times_frac": frac if frac <= limits.CPU_FULL_FRAC else None}
+    return found("busy_machine", figures, is_note=True)
 
 
 def machine_was_slower(evidence: Evidence) -> Finding | None:
     """Returns a note if the ceiling contradicts the time spent on data and callbacks."""
-    found, factor = contradiction(evidence.record), evidence.ceiling_factor
-    if found is None or factor is None or workers_take_cores(evidence):  # crowding workers explain the slowness
+    doubt, factor = contradiction(evidence.record), evidence.ceiling_factor
+    if doubt is None or factor is None or workers_take_cores(evidence):  # crowding workers explain the slowness
         return None
     between = (frequent_logging, slow_callbacks, check_between_steps)
-    if found.slower == "loop" and any(rule(evidence) for rule in between):
+    if doubt.slower == "steps" and any(rule(evidence) for rule in between):
         return None
-    text = f"The run reached {show_percent(1 / factor)} of its ceiling. {found.message}"
-    advice = "Look at what is slower on that rank: its disk, its CPUs, other processes."
-    figures: Figures = {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor}
-    if found.slower != "rank":
-        others = evidence.telemetry.mean_others_cores
-        if others is not None and evidence.cores:
-            figures["others_cores"] = others
-            text += f" Other programs took {others:.1f} of your {evidence.cores:g} cores."
-        advice = "Run it again to know."
-    return Finding("machine_was_slower", text, figures, advice=advice, is_note=True)
+    figures: Figures = {"slower": doubt.slower, "data_frac": doubt.data_frac, "ceiling_factor": factor}
+    figures |= {"_of_ceiling_frac": 1 / factor, "_message": doubt.message}
+    figures |= {"others_cores": evidence.telemetry.mean_others_cores, "_cores": evidence.cores}
+    return found("machine_was_slower", figures, is_note=True)
 
 
 def steps_varied(evidence: Evidence) -> Finding | None:
@@ -198,9 +152,7 @@ def steps_varied(evidence: Evidence) -> Finding | None:
     if half_frac <= limits.WIDEST_HALF_FRAC:
         return None
     known = "hardly known" if half_frac >= 1 else f"known to within {_whole(half_frac)}"
-    advice = "More steps (trainer.max_steps), and nothing else at work on the machine, make it more certain."
-    figures: Figures = {"half_interval_frac": half_frac}
-    return Finding("steps_varied", f"Steps varied, so the rate is {known}.", figures, advice=advice, is_note=True)
+    return found("steps_varied", {"half_interval_frac": half_frac, "_known": known}, is_note=True)
 
 
 WALL_NAMES = {
@@ -239,12 +191,10 @@ def utilisation_swings(evidence: Evidence) -> Finding | None:
     if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
         return None
     due = evidence.swings.settings_with_period(swing.period_s)
-    text = f"{evidence.swings.describe_utilisation()} "
-    text += f"As often comes {' and '.join(due)}." if due else "Nothing that was set comes as often."
-    text += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time."
     figures: Figures = {"gpu": gpu, "low_pct": swing.low, "high_pct": swing.high, "period_s": swing.period_s}
-    advice = "Look at what the model does in some steps only, and at what else uses this GPU."
-    return Finding("utilisation_swings", text, figures, lost_frac=idle_frac - held_up_frac, advice=advice)
+    figures |= {"_swing": evidence.swings.describe_utilisation(), "_held_up_frac": held_up_frac}
+    figures["_due"] = f"As often comes {' and '.join(due)}." if due else "Nothing that was set comes as often."
+    return found("utilisation_swings", figures, lost_frac=idle_frac - held_up_frac)
 
 
 _LR = "workload.optimizer.lr"
@@ -255,66 +205,34 @@ def loss_blows_up(evidence: Evidence) -> Finding | None:
     steps, values = evidence.losses
     events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
-    if not events and at is None:
-        return None
-    evidence_: Figures = {}
-    if events:
-        step, number = int(events[0].get("step") or 0), evidence.num_events("nan")
-        text = f"The loss or gradients were not finite in {counted(number, 'step')}, first in step {step}"
-        if events[-1].get("action") == "raise":
-            text = f"The loss was not finite by step {step}, which ended the run"
-        evidence_ |= {"non_finite_steps": number}
-    else:
-        assert at is not None
-        step, median = int(steps[at]), float(np.median(values[max(0, at - limits.LOSS_WINDOW) : at]))
-        now = float(values[at])
-        text = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
-        if not np.isfinite(now):
-            text = f"The loss was not finite at step {step}"
-        evidence_ |= {"loss": now, "median_before": median}
     ended = bool(events) and events[-1].get("action") == "raise"
-    lr, named = _far_too_high(evidence), next((event for event in events if "sample" in event), None)
-    if named is not None:
-        where = f"epoch {named.get('epoch')}, batch {named.get('batch')}"
-        cause = (
-            f"training sample {named['sample']} holds {named.get('value', 'NaN')} ({where}). The data is the cause, "
-            "not the learning rate: repair that sample, or leave it out"
-        )
-        skipped = [*(evidence.value("loader.skip_ids") or ()), named["sample"]]
+    if events:
+        figures: Figures = {"step": int(events[0].get("step") or 0), "non_finite_steps": evidence.num_events("nan")}
+        figures["_ended"] = ended
+        figures["_times"] = None if ended else counted(evidence.num_events("nan"), "step")
+    elif at is not None:
+        median = float(np.median(values[max(0, at - limits.LOSS_WINDOW) : at]))
+        figures = {"step": int(steps[at]), "loss": float(values[at]), "median_before": median}
+        figures |= {"_rose": bool(np.isfinite(values[at])), "_is_nan": not np.isfinite(values[at])}
+    else:
+        return None
+    sample = next((event for event in events if "sample" in event), None)
+    if sample is not None:
+        skipped = [*(evidence.value("loader.skip_ids") or ()), sample["sample"]]
+        figures |= {"_sample": sample["sample"], "_value": sample.get("value", "NaN")}
+        figures["_where"] = f"epoch {sample.get('epoch')}, batch {sample.get('batch')}"
         change: tuple[str, ...] = (f"loader.skip_ids=[{','.join(map(str, skipped))}]",)
     else:
-        cause = "the learning rate is too high, or gradients are not clipped"
-        cause = cause if lr is None else f"the learning rate of {lr:g} is far too high"
-        change = _changes(evidence)
-    return Finding(
-        "loss_blows_up",
-        f"{text}: {cause}.",
-        {"step": step, **evidence_},
-        change,
-        advice="" if change else "Lower the learning rate, or clip gradients to a smaller norm.",
-        changes_learning=True,
-        lost_frac=1.0 if ended else None,
-    )
-
-
-def _changes(evidence: Evidence) -> tuple[str, ...]:
-    """Returns one change: clipping first, then a lower rate. Clipping does not help if Adam's rate is far too high."""
-    clip = "trainer.gradient_clip"
-    if evidence.value(clip) is None and clip not in evidence.record.refused and _far_too_high(evidence) is None:
-        return (f"{clip}=1.0",)
-    lr = evidence.value(_LR)
-    return (f"{_LR}={min(lr / 10, _highest(evidence)):g}",) if isinstance(lr, int | float) and lr > 0 else ()
-
-
-def _far_too_high(evidence: Evidence) -> float | None:
-    """Returns the learning rate if it alone explains the loss, else None."""
-    lr = evidence.value(_LR)
-    return lr if isinstance(lr, int | float) and lr > _highest(evidence) else None
-
-
-def _highest(evidence: Evidence) -> float:
-    """Returns the highest usual learning rate. Adam and its variants move each weight by about that much per step."""
-    return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
+        lr, clip = evidence.value(_LR), "trainer.gradient_clip"
+        # Adam and its variants move each weight by about the rate per step. Clipping does not help if that is too much.
+        highest = 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
+        is_number = isinstance(lr, int | float) and lr > 0
+        is_too_high = is_number and lr > highest
+        change = (f"{_LR}={min(lr / 10, highest):g}",) if is_number else ()
+        if evidence.value(clip) is None and clip not in evidence.record.refused and not is_too_high:
+            change = (f"{clip}=1.0",)
+        figures |= {"_lr": lr if is_too_high else None, "_guess": not is_too_high}
+    return found("loss_blows_up", figures, change, changes_learning=True, lost_frac=1.0 if ended else None)
 
 
 def _first_jump(values: Series) -> int | None:

@@ -34,15 +34,6 @@ def test_logging_at_each_step_may_be_what_each_step_stops_for():
     assert found.gain.low == 1
 
 
-def test_short_rows_at_each_step_are_told_where_the_loop_loses_to_the_ceiling():
-    card = logged(every=1, row_ms=1.2, ceiling=1.25)
-    found = check(card)
-    assert found is not None
-    assert found.change == ("trainer.log_every_steps=50",)
-    assert found.gain.factor == card.ceiling_factor
-    assert check(logged(every=1, row_ms=1.2, ceiling=1.02)) is None
-
-
 def test_a_step_after_a_checkpoint_says_nothing_of_its_row():
     case = logged(row_ms=0.0)
     host_ms, ended_s = case.steps.column("host_ms").copy(), case.steps.column("time_s").copy()

@@ -30,26 +30,6 @@ def test_passes_that_read_weights_for_few_samples():
     assert "72.8 % of its memory's bandwidth goes into reading weights for few samples" in found.message
 
 
-def test_a_step_that_is_not_split_can_only_learn_from_more():
-    found = small_batch(on_card(card=EMPTY))
-    assert found is not None
-    assert found.change[0] == "workload.effective_batch_size=256"
-    assert found.changes_learning
-    assert found.severity == "info"
-
-
-def test_a_dataloader_of_the_user_s_is_made_again_with_more_samples():
-    config = {"loader": {"backend": "own", "num_workers": None}}
-    plan = {"loader.backend": "own", "loader.num_workers": 3}
-    found = small_batch(on_card(card=EMPTY, config=config, plan=plan))
-    assert found is not None
-    assert found.change[0] == "workload.effective_batch_size=256"
-    refused = ["loader.num_workers", "workload.effective_batch_size"]
-    kept = small_batch(on_card(card=EMPTY, config=config, plan=plan, refused=refused))
-    assert kept is not None
-    assert kept.change == ()
-
-
 @pytest.mark.parametrize(
     "figures",
     [

@@ -7,7 +7,6 @@ from tests.kit.evidence_of import evidence
 from tests.kit.few import few
 from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend as check
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.observe.telemetry.series import HOST
 
 RUNS = 200
 
@@ -56,13 +55,6 @@ def test_noise_is_no_trend_in_99_runs_of_100(steps: int, autocorrelation: float,
 )
 def test_other_courses_are_no_trend(times_ms):
     assert check(of_steps(times_ms)) is None
-
-
-def test_other_programs_that_take_more_and_more_may_be_the_cause():
-    busy = {HOST: {"others_cpu_pct": np.linspace(0.0, 500.0, 12), "cpu_pct": np.full(12, 100.0)}}
-    assert check(of_steps(GROWING, curves=busy)) is None
-    even = {HOST: {"others_cpu_pct": np.full(12, 400.0), "cpu_pct": np.full(12, 100.0)}}
-    assert check(of_steps(GROWING, curves=even)) is not None
 
 
 def test_larger_batches_take_longer_without_a_trend():

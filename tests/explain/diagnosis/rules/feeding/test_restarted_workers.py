@@ -30,29 +30,6 @@ def test_new_workers_of_each_epoch_are_told_with_what_keeps_them():
     assert found.gain.low < found.gain.factor < found.gain.high == pytest.approx(1 / (1 - lost), rel=0.03)
 
 
-def test_time_in_which_processes_start_counts_but_not_that_of_validations():
-    phases = {"train": {"total_s": 3.0, "times": 1}, "validate": {"total_s": 0.6, "times": 6}}
-    assert check(epochs(late_ms=0.0, gap_ms=100.0)).evidence["late_ms"] == pytest.approx(100, rel=0.05)
-    assert check(epochs(late_ms=0.0, gap_ms=100.0, phases=phases)) is None
-    assert check(epochs(late_ms=50.0, gap_ms=100.0, phases=phases)).evidence["late_ms"] == pytest.approx(50, rel=0.05)
-
-
-def test_a_validation_of_a_script_may_be_at_the_end_of_each_epoch_though_there_are_more():
-    phases = {"train": {"total_s": 3.0, "times": 1}, "validate": {"total_s": 2.4, "times": 24}}
-    plan = {"trainer.validate_every_steps": 5}
-    assert check(epochs(late_ms=0.0, gap_ms=100.0, phases=phases, plan=plan)) is None
-    found = check(epochs(late_ms=0.0, gap_ms=200.0, phases=phases, plan=plan))
-    assert found.evidence["late_ms"] == pytest.approx(100, rel=0.05)
-
-
-def test_workers_that_stay_and_have_nothing_ready_make_way_for_whole_batches():
-    torchs = {"loader.persistent_workers": True, "loader.backend": "torch"}
-    found = check(epochs(plan=torchs, loading={"has_fetch": True}))
-    assert found.message.startswith("Workers begin each epoch with nothing ready: its first step comes 200 ms late")
-    assert found.change == ("loader=auto",)
-    assert check(epochs(plan=torchs, loading={"has_fetch": False})) is None
-
-
 def test_a_loader_of_the_user_s_that_no_knob_changes_is_told_in_words():
     found = check(epochs(plan={"loader.backend": "own"}))
     assert found.change == ("loader.persistent_workers=true",)

@@ -5,7 +5,7 @@ import pytest
 
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.rules.feeding_rules import slow_samples, uneven_batches
+from wellfed.explain.diagnosis.rules.feeding_rules import slow_samples, waiting_for_data
 
 SLOW = np.isin(np.arange(200), (30, 77, 130, 177))
 EPOCH = np.repeat([0.0, 1.0], 100)
@@ -26,7 +26,7 @@ def test_samples_that_were_slow_in_two_epochs_are_named():
     assert "The same samples were slow in more than one epoch: 17, 203" in found.message
     assert "loader.skip_ids" in found.advice
     assert found.evidence["samples_slow_twice"] == 2
-    assert uneven_batches(slow_at([17, 203, 203, 17])) is None
+    assert waiting_for_data(slow_at([17, 203, 203, 17])) is None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_samples_that_were_slow_in_two_epochs_are_named():
 )
 def test_samples_that_were_not_slow_twice_are_not_blamed(run: Evidence) -> None:
     assert slow_samples(run) is None
-    found = uneven_batches(run)
+    found = waiting_for_data(run)
     assert "random latency" in found.message
     assert "skip_ids" not in found.text
 
@@ -48,9 +48,9 @@ def test_samples_that_were_left_out_are_noted():
     events = [{"kind": "sample_skipped", "step": 3, "time_s": 1.0, "index": 17, "reason": "hung"}]
     found = slow_samples(fed_by(2, build_ms=5.0, events=events))
     assert found.is_note
-    assert found.message.startswith("1 sample could not be loaded and was left out: 17.")
+    assert found.message.startswith("1 sample left out that could not be loaded: 17.")
     many = slow_samples(fed_by(2, build_ms=5.0, events=[{**events[0], "left_out": 40}]))
-    assert many.message.startswith("41 samples could not be loaded and were left out: 17.")
+    assert many.message.startswith("41 samples left out that could not be loaded: 17.")
     slow = slow_samples(slow_at([17, 203, 203, 17], events=events))
     assert not slow.is_note
     assert "17, 203" in slow.message

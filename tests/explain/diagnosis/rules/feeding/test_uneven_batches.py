@@ -3,9 +3,14 @@
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by
-from wellfed.explain.diagnosis.rules.feeding_rules import uneven_batches as check
+from wellfed.explain.diagnosis.rules.feeding_rules import waiting_for_data
 
 HEAVY = np.where(np.arange(200) % 8 == 0, 80.0, 4.0)
+
+
+def check(run):
+    found = waiting_for_data(run)
+    return found if found is not None and found.id == "uneven_batches" else None
 
 
 def uneven(**more):

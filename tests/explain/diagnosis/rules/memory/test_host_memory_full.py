@@ -18,15 +18,13 @@ def test_a_killed_worker_is_told_of_however_few_steps():
     run = fed_by(8, build_ms=5.0, error=KILLED, machine=MACHINE, steps=5, loader=loader, loading=loading)
     found = run_rules(run)[0]
     assert found.id == "host_memory_full"
-    assert "8 workers keep 32 batches ready, 2.0 GiB" in found.message
+    assert "32 batches are kept ready by 8 workers, 2.0 GiB" in found.message
     assert found.change == ("loader.num_workers=4", "loader.prefetch_factor=2")
     assert found.severity == "high"
 
 
 def test_memory_that_is_nearly_full_is_told():
     assert "15.00 GiB of 16.00 GiB" in check(fed_by(2, build_ms=5.0, machine=MACHINE, host={"rss_gib": 15.0})).message
-    full = {"rss_gib": 1.0, "shm_gib": 7.9}
-    assert "/dev/shm had 7.90 GiB of 8.00 GiB" in check(fed_by(2, build_ms=5.0, machine=MACHINE, host=full)).message
 
 
 def test_room_and_other_errors_are_no_finding():

@@ -14,7 +14,6 @@ ROOM = {"card": {"sm_active_pct": 60}}
     [
         ({"plan": {"memory.features": "dynamic"}, "table_gib": 11.9}, ("memory.features=cache",)),
         ({"plan": {"memory.checkpoint_activations": True}}, ("memory.checkpoint_activations=false",)),
-        (ROOM | {"num_micro": 2}, ("memory.micro_batch=128", "memory.accumulate=null")),
     ],
 )
 def test_what_would_use_it(figures, change):

@@ -30,12 +30,10 @@ def test_what_is_due_as_often_is_named():
     assert "As often comes a row of metrics.csv (trainer.log_every_steps, 9.5 s) and a checkpoint" in found.message
 
 
-def test_what_waiting_explains_is_left_to_the_rule_that_says_why_and_told_with_it():
+def test_what_waiting_explains_is_left_to_the_rule_that_says_why():
     case = watched(wait_ms=10.0, ceiling=2.0, plan={"loader.num_workers": 0, "loader.backend": "inline"})
     assert check(case) is None
-    first = run_rules(case)[0]
-    assert first.id != "utilisation_swings"
-    assert "The utilisation of GPU 0 swings between" in first.message
+    assert all(one.id != "utilisation_swings" for one in run_rules(case))
 
 
 @pytest.mark.parametrize("case", [evidence(), watched(low=86, high=90), watched(host_ms=10.0), watched(duration_s=15)])
@@ -47,4 +45,3 @@ def test_a_run_on_the_cpu_is_not_blamed_for_a_gpu_that_others_use():
     case = watched(copy_ms=None, wait_ms=10.0, ceiling=2.0, plan={"loader.num_workers": 0, "loader.backend": "inline"})
     assert check(watched(copy_ms=None)) is None
     assert case.swings.entry() is None
-    assert "The utilisation of GPU" not in run_rules(case)[0].message
