@@ -1,4 +1,4 @@
-"""Prepared data on disk, with real processes, a real full disk and real damage."""
+"""Prepared data on disk, with real processes and a real full disk."""
 
 import contextlib
 import os
@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 
 import wellfed
-from wellfed.data.prepared import (
-    MANIFEST,
-    digest,
-    prepared,
-)
+from wellfed.data.prepared import digest, prepared
 from wellfed.errors import DataError
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
@@ -171,26 +167,6 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path: Path, source: Path):
 def test_a_missing_source_is_told(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.csv: No such file or directory.*workload\.data\.path"):
         prepared(tmp_path, "images", [tmp_path / "gone.csv"], {}, Builder())
-
-
-# -- damage ---------------------------------------------------------------------------------------------------------
-
-DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "cut": lambda folder: os.truncate(folder / "pixels", 5),
-    "gone": lambda folder: (folder / "pixels").unlink(),
-    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
-    "half a manifest": lambda folder: os.truncate(folder / MANIFEST, 40),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_what_is_damaged_is_made_again(kind: str, tmp_path: Path, source: Path):
-    build = Builder(pixels=b"0123456789", index=b"1 2 3")
-    folder = prepared(tmp_path, "images", [source], {}, build)
-    DAMAGE[kind](folder)
-    with pytest.warns(UserWarning, match=f"{folder} was damaged and is made again"):
-        assert prepared(tmp_path, "images", [source], {}, build) == folder
-    assert (folder / "pixels").read_bytes() == b"0123456789"
 
 
 # -- no room, no right ------------------------------------------------------------------------------------------------

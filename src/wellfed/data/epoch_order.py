@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.errors import DataError
 from wellfed.ranks import share_of
 from wellfed.sample_rng import seed_from
-
-
-class Share(NamedTuple):
-    """One rank's share of the samples of an optimizer step."""
-
-    batch: int
-    indices: Tensor
-    """Dataset indices, int32 or int64 ``[n]``, n >= 1."""
-    total: int
-    """Samples of the step over all ranks."""
-    is_padding: bool
-    """Whether this rank has no sample of a step with fewer samples than ranks. One index gives the shapes; its loss
-    must not count."""
 
 
 class EpochOrder:
@@ -85,12 +73,12 @@ class EpochOrder:
             self._cached = key, order
         return self._cached[1]
 
-    def share(self, epoch: int, batch: int) -> Share:
-        """Returns this rank's share of one step."""
+    def share(self, epoch: int, batch: int) -> BatchRequest:
+        """Returns the request of this rank's share of one step."""
         return next(self.shares(epoch, (batch,)))
 
-    def shares(self, epoch: int, numbers: Iterable[int]) -> Iterator[Share]:
-        """Yields this rank's share of each of these steps; the shares are contiguous and nearly equal."""
+    def shares(self, epoch: int, numbers: Iterable[int]) -> Iterator[BatchRequest]:
+        """Yields the request of this rank's share of each of these steps; the shares of ranks are nearly equal."""
         order, size = self.order(epoch), self._batch_size
         known, own, offset, count = -1, range(0), 0, 1
         for batch in numbers:
@@ -100,4 +88,4 @@ class EpochOrder:
                 known, own = total, share_of(total, self._rank, self._world_size)
                 offset, count = (own.start, len(own)) if own else (0, 1)
             # narrow takes half the time of a slice
-            yield Share(batch, order.narrow(0, start + offset, count), total, not own)
+            yield BatchRequest(epoch, batch, order.narrow(0, start + offset, count), total, not own)

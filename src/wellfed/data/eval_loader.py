@@ -63,7 +63,7 @@ class EvalLoader:
         try:
             self._order.check_length(self._dataset)
             shares = self._order.shares(0, self._numbers)
-            with closing(self._source.start(0, shares, len(self._numbers))) as running:
+            with closing(self._source.start(shares, len(self._numbers))) as running:
                 for delivery in running:
                     yield delivery
                     number += 1

@@ -7,7 +7,7 @@ run, as in a script that begins with ``torch.manual_seed(seed)``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -137,9 +137,6 @@ class OwnLoader:
         self._state: Any = None
         """State of the loader or its dataset after the last batch handed out; None = it has none."""
         self._agrees = world_size > 1 and not isinstance(getattr(loader, "batch_sampler", None), RankBatches)
-        if self._agrees:
-            self.on_own: Callable[[], None] = lambda: None
-            """Function called once this rank's own batch is there, before it waits for other ranks."""
 
     def __len__(self) -> int:
         return UNKNOWN_LENGTH
@@ -279,7 +276,6 @@ class OwnLoader:
         size, index = self._size(batch), self._next_batch
         total, is_padding = size, False
         if self._agrees:
-            self.on_own()
             total, is_last = agreed(size, is_last=is_last)
         elif self._world_size > 1:
             total, is_padding = self._loader.batch_sampler.total_of(index)

@@ -1,7 +1,7 @@
 """Caches files made from a user's data (decoded images, parsed tables), so that they are made only once.
 
 An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and then renamed, so it is
-complete. Its manifest lists the sizes of its files. No torch.
+complete. No torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,7 +24,6 @@ from filelock import FileLock, Timeout
 from wellfed.command_line import command
 from wellfed.errors import DataError
 
-MANIFEST = "manifest.json"
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
 _SILENT_WAIT_S = 5.0
 """Seconds to wait for another process before a message."""
@@ -40,8 +38,8 @@ def prepared(
 ) -> Path:
     """Returns the folder that ``build(folder)`` has filled, in this process or an earlier one.
 
-    It is rebuilt if a source's path, size or time of change differs, if the settings differ, or if a file of the entry
-    is missing or has another size. If two processes request the same entry, one builds it and the other waits.
+    It is rebuilt if a source's path, size or time of change differs, or if the settings differ. If two processes
+    request the same entry, one builds it and the other waits. ``wellfed cache clear`` removes a damaged entry.
 
     Args:
         kind: lower-case name of the folder for all entries of this kind, such as ``images``.
@@ -57,11 +55,11 @@ def prepared(
         raise ValueError(f"kind={kind!r} is no lower-case name, as images is.")
     home = Path(cache_dir).expanduser().absolute()
     folder = home / kind / digest(sources, settings)
-    if _is_whole(folder):
+    if folder.is_dir():
         return folder
     try:
         with _lock(folder):
-            if not _is_whole(folder):  # another process may have built it
+            if not folder.is_dir():  # another process may have built it
                 _build(folder, build, sources, settings)
     except OSError as error:
         place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
@@ -114,34 +112,13 @@ def _lock(folder: Path) -> AbstractContextManager[Any]:
 
 
 def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
-    if folder.exists():
-        warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
-        shutil.rmtree(folder)
     partial = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed builder
     partial.mkdir()
     try:
         build(partial)
-        files = sorted(path for path in partial.rglob("*") if path.is_file())
-        members = {path.relative_to(partial).as_posix(): _synced_size(path) for path in files}
-        (partial / MANIFEST).write_text(json.dumps(members, indent=1) + "\n", encoding="utf-8")
         if digest(sources, settings) != folder.name:
             raise DataError(f"{sources[0]}: what was to be prepared changed meanwhile. Start again when it is whole.")
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _synced_size(file: Path) -> int:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())  # else a power failure could keep the name and lose the content
-        return os.fstat(opened.fileno()).st_size
-
-
-def _is_whole(folder: Path) -> bool:
-    """Returns whether all files of an entry have the size that they were written with."""
-    try:
-        members = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in members.items())
-    except (OSError, ValueError, AttributeError):
-        return False

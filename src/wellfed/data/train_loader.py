@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -14,7 +14,6 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_builder import BatchBuilder
-from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.backends.batch_source import BatchSource
 from wellfed.data.epoch_order import EpochOrder
 from wellfed.data.non_finite_samples import NonFiniteSample, first_non_finite
@@ -76,8 +75,7 @@ class TrainLoader:
             self._epoch, self._next_batch = self._epoch + 1, 0
         self._order.check_length(self.dataset)
         numbers = range(self._next_batch, len(self))
-        shares = self._order.shares(self._epoch, numbers)
-        with closing(self._source.start(self._epoch, shares, len(numbers))) as running:
+        with closing(self._source.start(self._order.shares(self._epoch, numbers), len(numbers))) as running:
             for delivery in running:
                 self._next_batch = delivery.index + 1
                 yield delivery
@@ -86,11 +84,8 @@ class TrainLoader:
         """Returns the first sample with NaN or infinite values among the ``steps`` batches before a position."""
         last = int(state["epoch"]) * len(self) + int(state["batch"])
         first = max(0, last - steps)
-        requests = [
-            BatchRequest(epoch, batch, self._bad.leave_out(self._order.share(epoch, batch).indices))
-            for epoch, batch in (divmod(number, len(self)) for number in range(first, last))
-        ]
-        return first_non_finite(self._builder, requests, is_usual_allowed=first > 0)
+        shares = (self._order.share(*divmod(number, len(self))) for number in range(first, last))
+        return first_non_finite(self._builder, list(map(self._bad.leave_out, shares)), is_usual_allowed=first > 0)
 
     def close(self) -> None:
         """Ends workers and everything built ahead; a later ``iter()`` restarts them.
@@ -173,14 +168,12 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
     if by_item or not has_fetch:
         return
-    try:
+    with suppress(ValueError):  # compiled code has no signature
         signature = inspect.signature(dataset.fetch)
-    except (TypeError, ValueError):  # compiled code
-        return
-    try:
-        signature.bind("indices", "rng")
-    except TypeError:
-        raise DataError(
-            f"{name}.fetch{signature} is called as fetch(indices, rng), which its parameters don't allow. "
-            "Write def fetch(self, indices, rng)."
-        ) from None
+        try:
+            signature.bind("indices", "rng")
+        except TypeError:
+            raise DataError(
+                f"{name}.fetch{signature} is called as fetch(indices, rng), which its parameters don't allow. "
+                "Write def fetch(self, indices, rng)."
+            ) from None

@@ -75,9 +75,9 @@ class LoggerOpener:
             name = self.config.logger.name or record.run_id
             logger = lightning_loggers.open_mlflow(uri, experiment=project, name=name, run_id=run_id, tags=tags)
             is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
-        logger.begin(config, is_new=is_new)
+        logger.begin(config, lambda: record.steps, on_lost, is_new=is_new)
         self._loggers.append(logger)
-        return lightning_loggers.LoggerSink(name, logger, lambda: record.steps, on_lost)
+        return logger
 
     def _open_wandb(self, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
         logger, earlier = self.config.logger, self.record.wandb

@@ -57,10 +57,10 @@ def test_a_sample_without_the_part_is_told_when_it_is_read(shards):
 
 def test_a_changed_shard_is_indexed_again_and_the_others_are_not(shards):
     indexed(shards)
-    entries = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/manifest.json")}
+    entries = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/members.npy")}
     (shards / "1.tar").write_bytes(packed(clips((8, 9, 10))))
     assert indexed(shards).keys == ("c/1", "c/2", "c/3", "c/8", "c/9", "c/10")
-    after = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/manifest.json")}
+    after = {path: path.stat().st_mtime_ns for path in shards.parent.glob("cache/shards/*/members.npy")}
     assert len(entries) == 2
     assert len(after) == 3
     assert entries.items() <= after.items()

@@ -62,14 +62,13 @@ def handed_at_the_end(sink: LoggerSink, folder: Path, exit_code: int = 0) -> Non
     sink.finish(SUMMARY, exit_code)
 
 
-def sink_of(logger: Any, *, name: str = "csv", steps: int = 20, is_new: bool = True) -> tuple[LoggerSink, list[str]]:
+def sink_of(logger: Any, *, steps: int = 20, is_new: bool = True) -> tuple[LoggerSink, list[str]]:
     """Returns the sink of a logger that has taken all rows."""
     lost: list[str] = []
-    logger.begin(CONFIG, is_new=is_new)
-    sink = LoggerSink(name, logger, lambda: steps, lost.append)
+    logger.begin(CONFIG, lambda: steps, lost.append, is_new=is_new)
     for row in ROWS:
-        sink.log(row)
-    return sink, lost
+        logger.log(row)
+    return logger, lost
 
 
 def test_csv_has_a_column_a_figure_and_is_on_disk_before_the_end(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_logger_that_fails_is_told_once_and_raises_nothing(tmp_path: Path, cap
     (tmp_path / "csv" / "version_0" / "metrics.csv").unlink()
     (tmp_path / "csv" / "version_0" / "metrics.csv").mkdir()
     for row in ROWS:
-        sink.log(row)
+        logger.log(row)
     logger.save()
     sink.finish(SUMMARY, 0)
     assert len(lost) == 1
@@ -118,7 +117,7 @@ def test_tensorboard_reads_all_that_was_logged(tmp_path: Path) -> None:
 
     logger = open_tensorboard(tmp_path, resumed_at=None)
     assert isinstance(logger, TensorBoardLogger)
-    sink, lost = sink_of(logger, name="tensorboard")
+    sink, lost = sink_of(logger)
     logger.experiment.add_image("digits", torch.zeros(3, 4, 4), 10)
     logger.finalize("success")  # of the Trainer that trained; the test comes after
     handed_at_the_end(sink, tmp_path)
@@ -146,12 +145,11 @@ def test_tensorboard_reads_all_that_was_logged(tmp_path: Path) -> None:
 def test_a_resumed_run_takes_back_what_lies_beyond_in_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sink_of(open_tensorboard(tmp_path, resumed_at=None), name="tensorboard")[0].finish({}, 1)
+    sink_of(open_tensorboard(tmp_path, resumed_at=None))[0].finish({}, 1)
     logger = open_tensorboard(tmp_path, resumed_at=15)
-    logger.begin(CONFIG, is_new=False)
-    sink = LoggerSink("tensorboard", logger, lambda: 20, lambda reason: None)
-    sink.log({"step": 20, "train/loss": 0.125})
-    sink.finish({}, 0)
+    logger.begin(CONFIG, lambda: 20, is_new=False)
+    logger.log({"step": 20, "train/loss": 0.125})
+    logger.finish({}, 0)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert [(event.step, event.value) for event in found.Scalars("train/loss")] == [(10, 0.5), (20, 0.125)]
@@ -169,7 +167,7 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     uri = f"file:{tmp_path / 'store'}"
     logger = open_mlflow(uri, experiment="wellfed", name="first", run_id=None)
-    sink, lost = sink_of(logger, name="mlflow")
+    sink, lost = sink_of(logger)
     logger.finalize("success")  # of a Trainer
     logger.log_hyperparams({"seed": 7, "width": 3})  # a module's own, one of a name that is taken
     handed_at_the_end(sink, tmp_path, 1)
@@ -191,6 +189,6 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
         (20, 0.25),
     ]
     again = open_mlflow(uri, experiment="wellfed", name="first", run_id=logger.run_id)
-    sink_of(again, name="mlflow", is_new=False)[0].finish({}, 0)
+    sink_of(again, is_new=False)[0].finish({}, 0)
     assert client.get_run(logger.run_id).info.status == "FINISHED"
     assert len(client.get_metric_history(logger.run_id, "train/loss")) == 5

@@ -216,58 +216,6 @@ def test_phases_are_sums_over_the_micro_batches_of_a_step():
     assert on_device(row) == (None, None, None)
 
 
-@pytest.mark.parametrize("has_device", [False, True])
-def test_what_ranks_exchange_before_a_step_is_no_wait_and_counts_as_backward(has_device):
-    host = Host(has_device=has_device)
-    for step in range(8):
-        host.clock.ask()
-        host.sleep(5)
-        host.clock.got()
-        host.sleep(20)
-        host.clock.exchanged()
-        host.clock.copy_begins(epoch=0), host.clock.copied()
-        for phase, ms in ((FORWARD, 3), (BACKWARD, 4), (OPTIMIZER, 2), (OTHER, 1)):
-            host.clock.mark((phase, host.clock.now_s()))
-            host.launch(ms)
-        host.clock.end(step=step, samples=8, micro_batch=8, num_micro=1)
-        if has_device:
-            host.idle()
-        host.sleep(1)
-    rows = host.rows()
-    row = rows[1]
-    assert (row.wait_ms, row.compute_ms, row.host_ms) == pytest.approx((5, 30, 1))
-    assert (row.asked_wait_ms, row.step_ms) == pytest.approx((5, 36))
-    on_host = (row.forward_ms, row.backward_ms, row.optimizer_ms)
-    assert on_host == pytest.approx((0, 20, 0) if has_device else (3, 24, 2))
-    timed = [one for one in rows[1:] if one.device_forward_ms is not None]
-    assert bool(timed) == has_device
-    for one in timed:
-        found = (one.device_forward_ms, one.device_backward_ms, one.device_optimizer_ms)
-        assert found == pytest.approx((3, 24, 2))
-
-
-@pytest.mark.parametrize(
-    ("wait", "exchange", "step", "expected"),
-    [
-        (0, 20, 100, (0, 0, 100, 0)),  # the device does not notice it
-        (10, 15, 12, (0, 0, 25, 0)),  # it idles for 13 of the 25 ms, all in the exchange
-    ],
-)
-def test_of_an_exchange_behind_a_step_counts_what_the_device_idles_in(wait, exchange, step, expected):
-    host = Host(has_device=True)
-    for number in range(3):
-        host.clock.ask()
-        host.sleep(wait)
-        host.clock.got()
-        host.sleep(exchange)
-        host.clock.exchanged()
-        host.clock.copy_begins(epoch=0), host.clock.copied()
-        host.launch(step)
-        host.clock.end(step=number, samples=8, micro_batch=8, num_micro=1)
-    host.idle()
-    assert shares(host.rows()[2]) == pytest.approx(expected)
-
-
 def test_the_device_times_the_phases_that_the_host_only_launches():
     host = Host(has_device=True)
     for _ in range(13):

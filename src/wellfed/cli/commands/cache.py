@@ -13,7 +13,6 @@ from typing import NamedTuple
 from wellfed.cli.output import Answer
 from wellfed.command_line import command
 from wellfed.config.schema import PathsConfig
-from wellfed.data.prepared import MANIFEST
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.units import counted, show_bytes
 
@@ -80,7 +79,6 @@ def entries(home: Path) -> list[CacheEntry]:
 
 
 def _is_entry(folder: Path) -> bool:
-    """Returns whether a folder is an entry. A digest as name is not enough: it needs a lock beside it, or its list."""
-    if not _ENTRY.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
-        return False
-    return folder.with_name(f"{folder.name}.lock").exists() or (folder / MANIFEST).is_file()
+    """Returns whether a folder is an entry. A digest as name is not enough: it needs a lock beside it."""
+    is_named = _ENTRY.fullmatch(folder.name) and not folder.is_symlink() and folder.is_dir()
+    return bool(is_named) and folder.with_name(f"{folder.name}.lock").exists()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from wellfed.data.backends.batch_request import BatchRequest, LostSample
 from wellfed.data.settings import LoaderSettings
@@ -54,9 +54,12 @@ class BadSamples:
             _LOG.info("Samples %s are left out: they failed before the run was resumed.", new)
         self.indices = list(indices)
 
-    def leave_out(self, indices: Tensor) -> Tensor:
-        """Returns the indices without those that are known to fail."""
-        return indices[~torch.isin(indices, torch.tensor(self.indices))] if self.indices else indices
+    def leave_out(self, request: BatchRequest) -> BatchRequest:
+        """Returns a request without the samples that are known to fail."""
+        if not self.indices:
+            return request
+        left = request.indices[~torch.isin(request.indices, torch.tensor(self.indices))]
+        return replace(request, indices=left, total=request.total - len(request.indices) + len(left))
 
     def take(self, lost: Sequence[LostSample], request: BatchRequest, loads: Callable[[int], bool] | None) -> None:
         """Adds samples that have just failed, each once.

@@ -11,7 +11,6 @@ from torch import Tensor
 from wellfed import batches
 from wellfed.batches import BuildTime
 from wellfed.contract import Batch
-from wellfed.data.epoch_order import Share
 
 _LISTED = 20
 """Maximum number of indices in a message."""
@@ -23,15 +22,18 @@ class LateBatch(Exception):
 
 @dataclass(slots=True)
 class BatchRequest:
-    """One batch to build, with its indices, so that workers do not need the order of the epoch."""
+    """One rank's share of the samples of a step, with its indices, so that workers do not need the order."""
 
     epoch: int
     batch: int
     """Number of the batch in its epoch, from 0."""
     indices: Tensor
     """Dataset indices, int32 or int64 ``[n]``; the dataset gets them as int64."""
-    share: Share | None = None
-    """Share of the step that the indices are from; not sent to workers."""
+    total: int = 0
+    """Samples of the step over all ranks."""
+    is_padding: bool = False
+    """Whether this rank has no sample of a step with fewer samples than ranks. One index gives the shapes; its loss
+    must not count."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As numpy, since sending a tensor to a worker costs a file descriptor and half a millisecond.

@@ -12,13 +12,12 @@ from wellfed.data.backends.batch_builder import BatchBuilder, UnreadBatch
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.process_backend import ProcessBackend
 from wellfed.data.backends.thread_backend import built_by_threads
-from wellfed.data.epoch_order import Share
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
 
 
 class BatchSource:
-    """Runs one pass over shares of steps at a time; persistent worker processes serve several passes.
+    """Runs one pass over requests at a time; persistent worker processes serve several passes.
 
     The thread that starts a pass reads and closes it. If the dataset blocks that thread, another thread may stop the
     pass. The blocked thread then ends the pass once it has its batch.
@@ -32,15 +31,14 @@ class BatchSource:
         self._running: Generator[Delivery] | None = None
         self._reader = threading.current_thread()
 
-    def start(self, epoch: int, shares: Iterator[Share], num_shares: int) -> Generator[Delivery]:
-        """Ends the previous pass, and returns the deliveries of ``num_shares`` shares of an epoch, in order.
+    def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[Delivery]:
+        """Ends the previous pass, and returns the deliveries of these requests, in order.
 
         Raises:
             DataError: a batch can't be built, or comes too late.
         """
         self.stop()
-        requests = (BatchRequest(epoch, one.batch, self._bad.leave_out(one.indices), one) for one in shares)
-        self._running = self._deliveries(requests, num_shares)
+        self._running = self._deliveries(map(self._bad.leave_out, requests), num_requests)
         self._reader = threading.current_thread()
         return self._running
 
@@ -82,23 +80,20 @@ class BatchSource:
             yield built.pin_memory() if self._settings.pin_memory else built
 
     def _delivery(self, request: BatchRequest, built: BuiltBatch) -> Delivery:
-        share = request.share
-        assert share is not None
         if built.lost:
             loads = (lambda index: self._builder.loads(request.only(index))) if self._settings.num_workers else None
             self._bad.take(built.lost, request, loads)
-        size = share.indices.numel()
-        left_out = size - request.indices.numel() + len(built.lost)
+        num_lost = len(built.lost)
+        size = request.indices.numel() - num_lost
         if built.batch is None:
-            raise self._bad.none_left(request) if left_out == size else self._builder.nothing_given(request)
+            raise self._builder.nothing_given(request) if size else self._bad.none_left(request)
         return Delivery(
             built.batch,
             request.epoch,
-            share.batch,
-            share.total - left_out,
-            share.is_padding,
-            num_samples=size - left_out if self._builder.splits_itself else None,
-            indices=None if left_out else share.indices,
+            request.batch,
+            request.total - num_lost,
+            request.is_padding,
+            num_samples=size if self._builder.splits_itself else None,
             took=built.took,
         )
 

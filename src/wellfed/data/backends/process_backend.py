@@ -6,7 +6,6 @@ import gc
 import io
 import logging
 import math
-import multiprocessing.queues
 import multiprocessing.util
 import os
 import pickle
@@ -57,8 +56,10 @@ class ProcessBackend:
         self._requests, self._inbox = _Requests(), Inbox()
         self._iterator: Any = None
         self._state_of_data: list[Any] | None = None
-        """State of the dataset that the workers have a copy of; None = none have started."""
+        """State of the dataset that persistent workers have a copy of."""
         self._loader = self._make_loader()
+        if settings.num_workers:
+            _warn_of_files(builder.dataset)
 
     @property
     def processes(self) -> list[Any]:
@@ -89,10 +90,8 @@ class ProcessBackend:
                 self._inbox.clear()
 
     def _start(self) -> None:
-        if self._settings.num_workers:
-            if self._state_of_data is None:
-                self._warn_of_files()
-            state = self._builder.state_of_data() if self._settings.persistent_workers else []
+        if self._settings.persistent_workers:
+            state = self._builder.state_of_data()
             if self._iterator is not None and state != self._state_of_data:  # changed, as by a hook between epochs
                 _LOG.info("%s was changed: its workers are started anew.", type(self._builder.dataset).__name__)
                 self._end_workers()
@@ -103,17 +102,6 @@ class ProcessBackend:
             except RuntimeError:  # persistent workers are still busy with an abandoned pass
                 self._end_workers()
                 self._iterator = iter(self._loader)
-
-    def _warn_of_files(self) -> None:
-        """Warns of an open file that forked workers share with each other."""
-        dataset = self._builder.dataset
-        for each in generators.reached_from(dataset):
-            if isinstance(each, (io.BufferedReader, io.TextIOWrapper)) and not each.closed and each.readable():
-                _LOG.warning(
-                    "%s holds the open file %s, which worker processes share: a read of one moves the position of all. "
-                    "Open it where it is first used, in each process.", type(dataset).__name__, each.name,
-                )  # fmt: skip
-                return
 
     def _next(self) -> BuiltBatch | None:
         until_s = time.monotonic() + (self._settings.timeout_s or math.inf)
@@ -175,6 +163,17 @@ class ProcessBackend:
             )
 
 
+def _warn_of_files(dataset: Any) -> None:
+    """Warns of an open file that forked workers share with each other."""
+    for each in generators.reached_from(dataset):
+        if isinstance(each, (io.BufferedReader, io.TextIOWrapper)) and not each.closed and each.readable():
+            _LOG.warning(
+                "%s holds the open file %s, which worker processes share: a read of one moves the position of all. "
+                "Open it where it is first used, in each process.", type(dataset).__name__, each.name,
+            )  # fmt: skip
+            return
+
+
 @contextmanager
 def sent_to_workers(dataset: Any) -> Iterator[None]:
     """Returns a context in which workers are started.
@@ -225,7 +224,12 @@ class _InWorker(Dataset[Any]):
             one.cause = RuntimeError(
                 "In the worker process:\n" + "".join(traceback.format_exception(one.cause)).rstrip()
             )
-        return self._sender.packed(built)
+        try:
+            return self._sender.packed(built)
+        except Exception as error:  # noqa: BLE001  whatever can't be pickled raises
+            problem = f"A worker could not send the batch that it has built: {type_and_line(error)}."
+            way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."
+            return BuiltBatch(DataError(f"{problem} {way_out}"))
 
 
 def _init_worker(cpus_given: frozenset[int] | None, worker: int) -> None:
@@ -243,8 +247,6 @@ def _init_worker(cpus_given: frozenset[int] | None, worker: int) -> None:
     torch.set_num_threads(1)
     if torch_collate.default_collate_fn_map[torch.Tensor] is torch_collate.collate_tensor_fn:
         torch_collate.default_collate_fn_map[torch.Tensor] = _stacked
-    # Called by the thread that sends batches. The default prints the error and drops the batch.
-    multiprocessing.queues.Queue._on_queue_feeder_error = _report_unsent  # type: ignore[attr-defined]
 
 
 def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:
@@ -256,17 +258,6 @@ def _stacked(samples: list[torch.Tensor], **options: Any) -> Any:
 
 def _unchanged(built: Any) -> Any:
     return built
-
-
-def _report_unsent(results: Any, error: Exception, sent: Any) -> None:
-    """Sends an error instead of the batch, since the training process would wait for it for ever."""
-    number, _ = sent
-    problem = f"A worker could not send the batch that it has built: {type_and_line(error)}."
-    way_out = (
-        "Let the data return tensors and what pickles, give a container more shared memory (--shm-size=8g), allow more "
-        "open files (ulimit -n 65536), or set loader.backend=inline loader.num_workers=0."
-    )
-    results.put((number, BuiltBatch(DataError(f"{problem} {way_out}"))))
 
 
 @contextmanager

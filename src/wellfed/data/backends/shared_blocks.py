@@ -54,25 +54,25 @@ class Sender:
             inbox: number of the `Inbox` that receives the batches.
         """
         self._inbox, self._most = inbox, prefetch_factor + _HELD
-        self._blocks: dict[int, Bytes] = {}
+        self._blocks: list[Bytes] = []
         self._has_room = True
         """False once no block could be made. torch leaves an empty file each time, so it is not tried again."""
 
     def packed(self, built: BuiltBatch) -> Any:
         """Returns an object that arrives in the training process as ``built``.
 
-        Returns ``built`` itself, which torch sends, if all blocks are in use or if ``built`` can't be pickled.
+        The whole batch goes through the pipe if all blocks are in use, or if no further block can be made.
+
+        Raises:
+            Exception: ``built`` can't be pickled.
         """
-        try:
-            pickled, members = _pickled(built)
-        except Exception:  # noqa: BLE001  the queue's thread meets the same error and reports it
-            return built
+        pickled, members = _pickled(built)
         if not members:
             return _Packed(self._inbox, pickled)
         starts = list(itertools.accumulate(map(_aligned, members), initial=_ALIGNMENT))
         number, new = self._take(starts[-1])
         if number is None:
-            return built if self._has_room else _Packed(self._inbox, _pickled(built, math.inf)[0])
+            return _Packed(self._inbox, _pickled(built, math.inf)[0])
         block = self._blocks[number]
         block[0] = _IN_USE
         places = [(start, start + len(each)) for start, each in zip(starts, members, strict=False)]
@@ -82,17 +82,14 @@ class Sender:
 
     def _take(self, size: int) -> tuple[int | None, Tensor | None]:
         """Returns the number of a free block, and the block if it is new; None if there is none."""
-        too_small: int | None = None
-        for number, block in self._blocks.items():
+        place = len(self._blocks)
+        for number, block in enumerate(self._blocks):
             if block[0] == _FREE and len(block) >= size:
                 return number, None
             if block[0] == _FREE:
-                too_small = number
-        if not self._has_room or (too_small is None and len(self._blocks) >= self._most):
+                place = number  # too small: a larger one takes its place
+        if not self._has_room or place == self._most:
             return None, None
-        if too_small is not None:
-            del self._blocks[too_small]
-        number = next(each for each in itertools.count() if each not in self._blocks)
         new = torch.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, dtype=torch.uint8)
         try:
             new.share_memory_()  # type: ignore[no-untyped-call]
@@ -100,8 +97,8 @@ class Sender:
             self._has_room = False
             _LOG.warning("A worker has no shared memory for its batches, and sends them through a pipe: %s", error)
             return None, None
-        self._blocks[number] = new.numpy()
-        return number, new
+        self._blocks[place : place + 1] = [new.numpy()]
+        return place, new
 
 
 def _aligned(member: Bytes) -> int:

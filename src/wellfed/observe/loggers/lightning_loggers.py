@@ -33,13 +33,11 @@ _RETRIES, _TIMEOUT_S = "1", "10"
 """Retries and timeout of calls to an mlflow server. Its defaults (7 and 120 s) block a run for minutes."""
 
 
-class _OfRun(Logger):
+class _ForTrainer(Logger):
     """Mixin before a Lightning logger class. Sends a Trainer's numbers to the run instead of the logger."""
 
     forward: Forward | None = None
     """Receives numbers; None = another logger of the same Trainer forwards them."""
-    report: Callable[[str], None] = staticmethod(lambda reason: None)
-    """Called with the reason of a failed call."""
     _config: Mapping[str, Any] = MappingProxyType({})
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -61,37 +59,19 @@ class _OfRun(Logger):
         self._try(super().save)
 
     def finalize(self, status: str) -> None:
-        """Does nothing: `close` ends the logger after the Trainers of training and test."""
+        """Does nothing: the run ends the logger after the Trainers of training and test."""
 
-    def write(self, figures: Mapping[str, float], step: int) -> None:
-        super().log_metrics(figures, step)
-
-    def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
-        self._config = config
-        super().log_hyperparams(config)
-        super().save()
-
-    shows_media = False
-    """Whether `text` and `file` show anything."""
-
-    def text(self, name: str, text: str, step: int | None) -> None:
-        """Logs a text in markdown, if the logger takes text. ``step=None``: it is of the whole run."""
-
-    def file(self, name: str, path: Path, step: int) -> None:
-        """Logs an HTML page or a picture, if the logger takes them."""
-
-    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        self.write(summary, step)
-        super().finalize("success" if is_ok else "failed")
+    def lose(self, reason: str) -> None:
+        """Takes the reason of a failed call."""
 
     def _try(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         try:
             call(*arguments, **named)
         except Exception as error:  # noqa: BLE001  a failing logger must not end a run
-            self.report(text_of(error))
+            self.lose(text_of(error))
 
 
-class Quiet(_OfRun, DummyLogger):
+class Quiet(_ForTrainer, DummyLogger):
     """Logger of a run without loggers: numbers go to the files, and calls for anything else do nothing."""
 
     name = "lightning"
@@ -106,76 +86,80 @@ class Quiet(_OfRun, DummyLogger):
         return str(self._folder)
 
 
-class _TensorBoard(_OfRun, TensorBoardLogger):
-    shows_media = True
+class _Wandb(_ForTrainer, WandbLogger):
+    pass
 
-    def file(self, name: str, path: Path, step: int) -> None:
+
+class LoggerSink(_ForTrainer, GuardedSink):
+    """Mixin before a Lightning logger class, which is then a sink of the run, too.
+
+    Its axis is the optimizer step, also for readings between two steps.
+    """
+
+    lose = GuardedSink.lose
+
+    def begin(
+        self,
+        config: dict[str, Any],
+        step: Callable[[], int],
+        on_lost: Callable[[str], None] = lambda reason: None,
+        *,
+        is_new: bool = True,
+    ) -> None:
+        """Opens the logger with the run's configuration. ``is_new``: the run is not a resumed one."""
+        self.label, self._on_lost = type(self).__name__.removeprefix("_").lower(), on_lost
+        self._config, self._step = config, step
+        if is_new or not isinstance(self, MLFlowLogger):  # mlflow's parameters can't be changed
+            super(_ForTrainer, self).log_hyperparams(config)
+            super(_ForTrainer, self).save()
+
+    def _take(self, row: dict[str, float | int]) -> None:
+        is_of_step = "step" in row
+        super(_ForTrainer, self).log_metrics(row, int(row.pop("step")) if is_of_step else self._step())
+        if is_of_step:  # saves earlier readings too, so a killed run loses no more than in metrics.csv
+            super(_ForTrainer, self).save()
+
+    def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        super(_ForTrainer, self).log_metrics(summary, self._step())
+        super(_ForTrainer, self).finalize("success" if exit_code == 0 else "failed")
+
+
+class _Csv(LoggerSink, CSVLogger):
+    shows_media = False
+
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
+        """Drops a table, which csv can't show."""
+
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
+        """Drops a file."""
+
+
+class _TensorBoard(LoggerSink, TensorBoardLogger):
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
+        self.experiment.add_text(name, _markdown(columns, rows), step or 0)
+
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
         if path.suffix.lower() in PICTURES:
             from PIL import Image  # TensorBoard requires it
 
             with Image.open(path) as picture:
-                self.experiment.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
-
-    def text(self, name: str, text: str, step: int | None) -> None:
-        self.experiment.add_text(name, text, step or 0)
-
-    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
-        self.forward = None
-        # Adds the run to TensorBoard's table of hyper-parameters.
-        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
-        super().close(summary, step, is_ok=is_ok)
-
-
-class _Mlflow(_OfRun, MLFlowLogger):
-    shows_media = True
-
-    def text(self, name: str, text: str, step: int | None) -> None:
-        self.experiment.log_text(self.run_id, text, f"{name}.md" if step is None else f"{name}_{step}.md")
-
-    def file(self, name: str, path: Path, step: int) -> None:
-        self.experiment.log_artifact(self.run_id, str(path))
-
-    def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
-        self._config = config
-        if is_new:  # mlflow's parameters can't be changed
-            super().begin(config, is_new=True)
-
-
-class _Csv(_OfRun, CSVLogger):
-    pass
-
-
-class _Wandb(_OfRun, WandbLogger):
-    pass
-
-
-class LoggerSink(GuardedSink):
-    """Adapts a Lightning logger to a sink. Its axis is the optimizer step, also for readings between two steps."""
-
-    def __init__(self, name: str, logger: Any, step: Callable[[], int], on_lost: Callable[[str], None]) -> None:
-        super().__init__(name, on_lost)
-        self.logger, self._step = logger, step
-        logger.report = self.lose
-
-    def _take(self, row: dict[str, float | int]) -> None:
-        is_of_step = "step" in row
-        self.logger.write(row, int(row.pop("step")) if is_of_step else self._step())
-        if is_of_step:  # saves earlier readings too, so a killed run loses no more than in metrics.csv
-            self.logger.save()
-
-    @property
-    def shows_media(self) -> bool:
-        """Whether the logger shows pictures and tables."""
-        return super().shows_media and bool(self.logger.shows_media)
-
-    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
-        self.logger.text(name, _markdown(columns, rows), step)
-
-    def _take_file(self, name: str, path: Path, step: int | None) -> None:
-        self.logger.file(name, path, self._step() if step is None else step)
+                pixels = np.asarray(picture.convert("RGB"))
+            self.experiment.add_image(name, pixels, self._step() if step is None else step, dataformats="HWC")
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self.logger.close(summary, self._step(), is_ok=exit_code == 0)
+        self.forward = None
+        # Adds the run to TensorBoard's table of hyper-parameters.
+        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), self._step())
+        super()._close(summary, exit_code)
+
+
+class _Mlflow(LoggerSink, MLFlowLogger):
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
+        file = f"{name}.md" if step is None else f"{name}_{step}.md"
+        self.experiment.log_text(self.run_id, _markdown(columns, rows), file)
+
+    def _take_file(self, name: str, path: Path, step: int | None) -> None:
+        self.experiment.log_artifact(self.run_id, str(path))
 
 
 def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:

@@ -62,10 +62,14 @@ class GuardedSink(Sink):
     _take_file: Callable[[str, Path, int | None], None]
     _close: Callable[[Mapping[str, Any], int], None]
 
-    def __init__(self, name: str, on_lost: Callable[[str], None]) -> None:
-        """``on_lost`` is called once with the reason if the logger can't be written."""
+    def __init__(self, label: str = "", on_lost: Callable[[str], None] = lambda reason: None) -> None:
+        """
+        Args:
+            label: name of the logger, for messages.
+            on_lost: called once with the reason if the logger can't be written.
+        """
         super().__init__()
-        self.name, self._on_lost = name, on_lost
+        self.label, self._on_lost = label, on_lost
         self._lock = threading.Lock()
         self._is_finished = self._is_hung = False
         self._lost_once = threading.Lock()  # acquired once, by the thread that reports the loss
@@ -112,5 +116,5 @@ class GuardedSink(Sink):
     def lose(self, reason: str) -> None:
         """Reports the first loss."""
         if self._lost_once.acquire(blocking=False):
-            _LOG.warning("%s can't be written (%s); training goes on, the files have every figure.", self.name, reason)
+            _LOG.warning("%s can't be written (%s); training goes on, the files have every figure.", self.label, reason)
             self._on_lost(reason)

@@ -78,7 +78,7 @@ class StepRow(NamedTuple):
     forward_ms: float | None = None
     """Time of the host in forward passes, summed over the micro-batches; None if unknown, like the next ones."""
     backward_ms: float | None = None
-    """Time of the host in backward passes, with all exchanges of ranks (see `StepClock.exchanged`)."""
+    """Time of the host in backward passes."""
     optimizer_ms: float | None = None
     """Time of the host from the last gradient to the updated weights: clipping, and the optimizer's step."""
     device_forward_ms: float | None = None
@@ -135,7 +135,6 @@ class _Marks:
     copy_ahead_ms: float | None
     early: list[DeviceEvent]
     """Begins and ends of the copies before ``begin``."""
-    exchange_ms: float = 0.0
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
     end_s: float = 0.0
@@ -195,7 +194,7 @@ class StepClock:
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
         self._last_end: DeviceEvent | None = None
-        self._asked_s = self._got_s = self._begin_s = self._copied_s = self._exchange_ms = 0.0
+        self._asked_s = self._got_s = self._begin_s = self._copied_s = 0.0
         self._epoch = 0
         self._built: BuildTime | None = None
         self._is_open = False
@@ -222,11 +221,6 @@ class StepClock:
         """Marks that the loop has the batch on the host."""
         self._got_s = self.now_s()
 
-    def exchanged(self) -> None:
-        """Marks that ranks have agreed on this step before it begins. The time since `got` is no waiting for data: it
-        counts as compute, in its backward phase, in which ranks wait for one another anyway. Comes in every step."""
-        self._exchange_ms = 1e3 * (self.now_s() - self._got_s)
-
     def copy_begins(self, epoch: int, built: BuildTime | None = None, copy_ahead_ms: float | None = None) -> None:
         """Marks that the copy to the device is about to be launched; ``built``: what building the batch took;
         ``copy_ahead_ms``: what copying it took if it is on the device already."""
@@ -244,7 +238,7 @@ class StepClock:
                 self._spare += early
                 early = []
             at = (epoch, self._last_end, self._asked_s, self._got_s)
-            self._open = _Marks(*at, self._recorded(), built, copy_ahead_ms, early, self._exchange_ms)
+            self._open = _Marks(*at, self._recorded(), built, copy_ahead_ms, early)
 
     def copied(self) -> None:
         """Marks that the copy is launched (GPU) or done (CPU); compute follows."""
@@ -321,7 +315,7 @@ class StepClock:
         spent_s[phase] += end_s - since_s
         phases_ms = _UNKNOWN
         if has_backward and not has_unseen:
-            phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1] + self._exchange_ms, 1e3 * spent_s[2])
+            phases_ms = (1e3 * spent_s[0], 1e3 * spent_s[1], 1e3 * spent_s[2])
         if marks is not None:
             self._open = None
             if marks.phases and not warmup:
@@ -336,7 +330,7 @@ class StepClock:
             num_rows = len(self._pending)
         else:
             wait_ms = 1e3 * (self._got_s - self._asked_s)
-            compute_ms = 1e3 * (end_s - self._copied_s) + self._exchange_ms
+            compute_ms = 1e3 * (end_s - self._copied_s)
             host_ms = max(0.0, 1e3 * (end_s - self._begin_s) - wait_ms - compute_ms)
             build_ms, build_cpu_ms, *slowest = self._built or _NOT_BUILT
             at = (step, end_s - self._origin_s, self._epoch, samples, micro_batch, num_micro)
@@ -365,26 +359,24 @@ class StepClock:
     def _row_on_device(self, marks: _Marks) -> StepRow:
         """Returns the row of a step by the device's own time line.
 
-        The device stood idle between two steps, at the end of what the host did meanwhile: it waited for a batch, then
-        ranks exchanged, which counts as compute. In the rest of the gap the host was late.
+        The device stood idle between two steps, at the end of what the host did meanwhile: it waited for a batch.
+        In the rest of the gap the host was late.
         """
         assert marks.copied is not None
         assert marks.end is not None
         previous, end, copies = marks.previous, marks.end, marks.copies
         begin, copied, *more = copies or (marks.begin, marks.copied)
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
-        unknown_ms = asked_wait_ms + marks.exchange_ms
         early_ms, more_ms = _copied_ms(marks.early), _copied_ms(more)
-        gap_ms = unknown_ms if previous is None else max(0.0, previous.elapsed_time(begin) - early_ms)
-        exchange_ms, copy_ms = min(gap_ms, marks.exchange_ms), early_ms + begin.elapsed_time(copied) + more_ms
-        wait_ms = min(gap_ms - exchange_ms, asked_wait_ms)
+        gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(begin) - early_ms)
+        copy_ms = early_ms + begin.elapsed_time(copied) + more_ms
+        wait_ms = min(gap_ms, asked_wait_ms)
         phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, -more_ms]
         for begun, event in marks.phases or ():
             spent_ms[phase] += since.elapsed_time(event)
             phase, since = begun, event
             self._spare.append(event)
         spent_ms[phase] += since.elapsed_time(end)
-        spent_ms[BACKWARD] += exchange_ms
         self._spare += (marks.begin, marks.copied, *marks.early, *copies)
         if previous is not None:
             self._spare.append(previous)
@@ -393,6 +385,6 @@ class StepClock:
         step, samples, micro_batch, num_micro, warmup = marks.counts
         build_ms, build_cpu_ms, *slowest = marks.built or _NOT_BUILT
         at = (step, marks.end_s - self._origin_s, marks.epoch, samples, micro_batch, num_micro)
-        host_ms, launch_ms = gap_ms - wait_ms - exchange_ms, 1e3 * (marks.end_s - marks.copied_s)
+        host_ms, launch_ms = gap_ms - wait_ms, 1e3 * (marks.end_s - marks.copied_s)
         times = (wait_ms, copy_ms, sum(spent_ms), host_ms, asked_wait_ms, warmup, build_ms, build_cpu_ms, launch_ms)
         return _row((*at, *times, *slowest, *marks.phases_ms, *device_ms, marks.copy_ahead_ms))

@@ -265,9 +265,7 @@ class Training:
         model, clock, step, stop, is_alone = self.model, self.clock, self.step, self._stop, self._is_alone
         length, watchers = len(self.loader), self.watchers
         on_batch, is_measured = watchers.on_batch, watchers.is_measured
-        keep_pace, exchanges = getattr(self.loader, "keep_pace", None), hasattr(self.loader, "on_own")
-        if exchanges:  # ranks of a stream, which wait for one another too
-            self.loader.on_own = clock.got
+        keep_pace = getattr(self.loader, "keep_pace", None)
         clock.interrupt()
         deliveries = iter(self.loader)
         try:
@@ -283,10 +281,7 @@ class Training:
                 finally:
                     stop.is_stepping = True
                 self._is_between_steps = False
-                if exchanges:
-                    clock.exchanged()
-                else:
-                    clock.got()
+                clock.got()
                 if not self._has_stepped:
                     self._has_stepped = True
                     watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
