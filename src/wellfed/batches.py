@@ -296,8 +296,6 @@ class Delivery:
     is_padding: bool = False
     """Whether the batch only pads a share without samples; it must not count."""
     is_on_device: bool = False
-    failure: Exception | None = None
-    """Error that padding replaces; raised once the other ranks have been notified."""
     num_samples: int | None = None
     """Samples of the batch if its tensors don't show it: the dataset has its own ``split``."""
     is_last: bool = False
@@ -306,8 +304,6 @@ class Delivery:
     """Position of the loader after this batch, if it needs more than epoch and index."""
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of the micro-batches and their weights by the dataset's ``weight``, computed on the host."""
-    indices: Tensor | None = None
-    """Indices of the samples in the dataset; None = unknown."""
     took: BuildTime | None = None
     """None = built by the user's DataLoader, or from the samples left at the end of a stream."""
     copy_ahead_ms: float | None = None

@@ -64,7 +64,7 @@ def test_one_batch_is_sized_and_timed():
     found = build_first_batches(loaders(Sleeping()), INLINE)
     assert found.batch_bytes == 4 * (8 + 4 + 8)
     assert found.num_batches == 6
-    assert found.build_ms > 2.5 > found.build_cpu_ms
+    assert found.build_ms > 2.5
     assert (found.step_ms, found.timed, found.failed) == (None, {}, ())
 
 
@@ -80,11 +80,9 @@ def test_a_step_is_timed_when_it_is_warm():
     found = build_first_batches(loaders(data), INLINE)
     known = time_step(loaders(data), INLINE, found, step)
     assert 4 < known.step_ms < 100
-    assert known.step_cpu_ms < known.step_ms
     assert seen[:2] == data.asked[:2]  # the first batches of training
     timed = time_backends(loaders(data), [INLINE, THREADS], known, step, on_gpu=True)
-    assert timed.timed["inline"].period_ms > 4
-    assert [each.num_workers for each in timed.timed.values()] == [0, 1]
+    assert timed.timed["inline"] > 4
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -28,7 +28,7 @@ from wellfed.config.schema import (
     RunConfig,
     WorkloadConfig,
 )
-from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.explain.diagnosis.evidence import HOST, Evidence
 from wellfed.explain.diagnosis.run_rules import run_rules
@@ -135,7 +135,7 @@ class MadeMachine:
         yield "loader=conservative", "memory=cache_host"
 
     @cached_property
-    def _timed(self) -> dict[Any, dict[str, BackendTime]]:
+    def _timed(self) -> dict[Any, dict[str, float]]:
         """Times of the backends, by all that decides which are timed, and with how many workers."""
         return {}
 
@@ -177,7 +177,7 @@ class MadeMachine:
                     period_ms = sum(self._step(one, step_ms)[:4])
                     if self.has_card and not one.loader.num_workers:  # nothing is built while that loop rests
                         period_ms = build_ms + step_ms
-                    self._timed.setdefault(key, {})[name] = BackendTime(period_ms, one.loader.num_workers)
+                    self._timed.setdefault(key, {})[name] = period_ms
         return config, planned(config.loader, replace(first, timed=self._timed.get(key, {})))
 
     def _step(self, plan: RunPlan, step_ms: float) -> tuple[float, float, float, float, float, float]:

@@ -7,7 +7,7 @@ import pytest
 from tests.kit.machines import H200, LAPTOP, machine
 from tests.plan.test_decide import FETCH, ITEMS, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
-from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.explain.diagnosis.gains.feeding import Feeding
 from wellfed.plan.backend import TIMED_LATER, candidates, to_time
 from wellfed.units import show_ms
@@ -15,10 +15,7 @@ from wellfed.units import show_ms
 
 def trial(build_ms=2.0, failed=(), batch_bytes=1000, step_ms=None, **lost_ms):
     """Times of backends are given without the step, of 2 ms unless batches take longer."""
-    timed = {
-        name: BackendTime(max(1.0, build_ms) + lost, 0 if name in ("inline", "torch") else 2)
-        for name, lost in lost_ms.items()
-    }
+    timed = {name: max(1.0, build_ms) + lost for name, lost in lost_ms.items()}
     return FirstBatches(build_ms, batch_bytes, 1000, step_ms, timed, failed)
 
 

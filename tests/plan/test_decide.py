@@ -31,7 +31,7 @@ from wellfed.config.schema import (
     TrainerConfig,
     WorkloadConfig,
 )
-from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
@@ -59,7 +59,7 @@ TIMED = FirstBatches(
     2**20,
     100,
     2.5,
-    {"inline": BackendTime(5.1), "threads": BackendTime(2.7, 3), "processes": BackendTime(4.1, 3)},
+    {"inline": 5.1, "threads": 2.7, "processes": 4.1},
 )
 
 

@@ -26,8 +26,7 @@ import torch
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
-from wellfed.data.backends import bad_samples, process_backend
-from wellfed.data.backends.first_batches import BackendTime, FirstBatches
+from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import TrainLoader
@@ -69,10 +68,8 @@ def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> 
         with without_side_effects(data), closing(make(first)) as loader:
             deliveries = _endless(loader)
             num_bytes = batches.num_bytes(next(deliveries).batch)
-            times_ms, cpu_frac = _timed(lambda: next(deliveries), _FEW, _BUILDS_S)
-            build_ms = statistics.median(times_ms)
-            build_cpu_ms = None if first.num_workers else build_ms * min(1.0, cpu_frac)
-            return FirstBatches(build_ms, num_bytes, len(loader), build_cpu_ms=build_cpu_ms)
+            build_ms = statistics.median(_times_ms(lambda: next(deliveries), _FEW, _BUILDS_S))
+            return FirstBatches(build_ms, num_bytes, len(loader))
     except Exception as error:  # noqa: BLE001  training meets the same error and reports it
         _LOG.info("no batch could be built to time loader backends: %r", error)
         return None
@@ -92,9 +89,7 @@ def time_step(
 
         for _ in few:  # the first steps allocate, and choose kernels
             one_step()
-        times_ms, cpu_frac = _timed(one_step, _FEW, _STEPS_S)
-    step_ms = statistics.mean(times_ms)
-    return replace(found, step_ms=step_ms, step_cpu_ms=step_ms * cpu_frac)
+        return replace(found, step_ms=statistics.mean(_times_ms(one_step, _FEW, _STEPS_S)))
 
 
 def time_backends(
@@ -115,25 +110,20 @@ def time_backends(
         step: a warm step; None = one that only takes time.
         on_gpu: whether a step leaves the CPU cores to the workers.
     """
-    if not plans:
-        return found
     step = step or TrialStep(_stand_in(max(SHORTEST_STEP_MS, found.build_ms) / 1000, on_gpu=on_gpu), lambda: None)
-    timed: dict[str, BackendTime] = {}
+    timed: dict[str, float] = {}
     failed: list[str] = []
-    with without_side_effects(data):
-        for plan in list(plans) * _PASSES:
-            if plan.backend in failed:
-                continue
-            try:
+    for plan in list(plans) * _PASSES:
+        if plan.backend in failed:
+            continue
+        try:
+            with without_side_effects(data):
                 period_ms = _loop(make(replace(plan, pin_memory=False)), step, plan.num_workers)
-            except Exception as error:  # noqa: BLE001  the plan names the backend; others may work
-                _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
-                failed.append(plan.backend)
-                timed.pop(plan.backend, None)
-                continue
-            known = timed.get(plan.backend)
-            if known is None or period_ms < known.period_ms:
-                timed[plan.backend] = BackendTime(period_ms, plan.num_workers)
+            timed[plan.backend] = min(period_ms, timed.get(plan.backend, math.inf))
+        except Exception as error:  # noqa: BLE001  the plan names the backend; others may work
+            _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
+            failed.append(plan.backend)
+            timed.pop(plan.backend, None)
     return replace(found, timed=timed, failed=tuple(failed))
 
 
@@ -148,15 +138,14 @@ def copied(dataset: Any) -> Any:
         return dataset
 
 
-def _timed(run: Callable[[], Any], most: int, most_s: float, fewest: int = 1) -> tuple[list[float], float]:
-    """Returns the milliseconds of each call, and this process's CPU time as a share of their sum."""
+def _times_ms(run: Callable[[], Any], most: int, most_s: float, fewest: int = 1) -> list[float]:
+    """Returns the milliseconds of each call."""
     times_ms: list[float] = []
-    began_cpu_s = time.process_time()
     while len(times_ms) < fewest or (len(times_ms) < most and sum(times_ms) < 1000 * most_s):
         began_s = time.perf_counter()
         run()
         times_ms.append(1000 * (time.perf_counter() - began_s))
-    return times_ms, 1000 * (time.process_time() - began_cpu_s) / max(sum(times_ms), 1e-6)
+    return times_ms
 
 
 def _loop(loader: Loader, step: TrialStep, workers: int) -> float:
@@ -176,9 +165,9 @@ def _loop(loader: Loader, step: TrialStep, workers: int) -> float:
         one_round()
         step.wait()
         began_s = time.perf_counter()
-        rounds_ms, _ = _timed(one_round, math.ceil(_LOOP / in_round), _LOOP_S, fewest=math.ceil(_FEWEST / in_round))
+        rounds = _times_ms(one_round, math.ceil(_LOOP / in_round), _LOOP_S, fewest=math.ceil(_FEWEST / in_round))
         step.wait()
-        return 1000 * (time.perf_counter() - began_s) / (in_round * len(rounds_ms))
+        return 1000 * (time.perf_counter() - began_s) / (in_round * len(rounds))
 
 
 def _endless(loader: Loader) -> Iterator[Delivery]:
@@ -200,16 +189,14 @@ def _stand_in(step_s: float, *, on_gpu: bool) -> Callable[[Any], None]:
 
 @contextmanager
 def without_side_effects(data: Any = None) -> Iterator[None]:
-    """Restores random state afterwards, also of generators in ``data``, and suppresses warnings.
+    """Restores random state afterwards, also of generators in ``data``. Suppresses warnings and the log.
 
     Training raises the same warnings later, once.
     """
-    loggers = [logging.getLogger(module.__name__) for module in (bad_samples, process_backend)]
-    for logger in loggers:
-        logger.disabled = True
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with generators.kept(data), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger in loggers:
-            logger.disabled = False
+        logging.disable(before)

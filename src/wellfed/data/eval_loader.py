@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,8 @@ from wellfed.data.settings import LoaderSettings
 class EvalLoader:
     """Yields a split in its own order, from its start at each ``iter()``.
 
-    The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. All ranks
-    yield the same number of deliveries, as a model spread over ranks requires. A rank without a batch yields empty
-    padding at the end. A batch that can't be built raises on a single rank. With several ranks, the rest of the pass is
-    padding that carries the error, since the other ranks would wait.
+    The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. So a rank may
+    have one batch less than another.
     """
 
     def __init__(
@@ -42,9 +39,9 @@ class EvalLoader:
             settings: backend and workers; None = this process builds each batch on request.
         """
         self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._dataset, self._is_alone = dataset, world_size == 1
+        self._dataset = dataset
         self._numbers = range(rank, self._order.num_batches, world_size)
-        self._length = -(-self._order.num_batches // world_size)
+        self._most = -(-self._order.num_batches // world_size)
         settings, num_own = settings or LoaderSettings(), len(self._numbers)
         if num_own < 2:  # nothing to build ahead
             settings = LoaderSettings(pin_memory=settings.pin_memory)
@@ -56,23 +53,11 @@ class EvalLoader:
         self._source = BatchSource(builder, self.settings, bad)
 
     def __len__(self) -> int:
-        return self._length
+        return self._most
 
     def __iter__(self) -> Iterator[Delivery]:
-        number, failure = 0, None
-        try:
-            self._order.check_length(self._dataset)
-            shares = self._order.shares(0, self._numbers)
-            with closing(self._source.start(shares, len(self._numbers))) as running:
-                for delivery in running:
-                    yield delivery
-                    number += 1
-        except Exception as error:  # whatever the dataset raises
-            if self._is_alone:
-                raise
-            failure = error
-        for _ in range(number, len(self)):
-            yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
+        self._order.check_length(self._dataset)
+        return self._source.start(self._order.shares(0, self._numbers), len(self._numbers))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the start position, where each pass begins."""

@@ -113,13 +113,13 @@ def _fastest(names: tuple[str, ...], first: FirstBatches, more: str) -> Decided[
     timed = {name: first.timed[name] for name in names if name in first.timed}
     if not timed:
         return Decided("inline", f"nothing else worked{more}", "measured")
-    fastest_ms = min(each.period_ms for each in timed.values())
-    chosen = next(name for name, each in timed.items() if (1 - TIE_FRAC) * each.period_ms <= fastest_ms)
-    times = ", ".join(f"{show_ms(each.period_ms)} with {name}" for name, each in timed.items() if name != chosen)
-    own = f"{show_ms(timed[chosen].period_ms)} a step"
+    fastest_ms = min(timed.values())
+    chosen = next(name for name, each_ms in timed.items() if (1 - TIE_FRAC) * each_ms <= fastest_ms)
+    times = ", ".join(f"{show_ms(each_ms)} with {name}" for name, each_ms in timed.items() if name != chosen)
+    own = f"{show_ms(timed[chosen])} a step"
     if not times:
         because = f"alone in a trial ({own})"
-    elif timed[chosen].period_ms == fastest_ms:
+    elif timed[chosen] == fastest_ms:
         because = f"faster in a trial ({own}, {times})"
     else:
         because = f"as fast in a trial, within noise ({own}, {times})"

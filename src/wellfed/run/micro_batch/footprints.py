@@ -112,14 +112,14 @@ class Footprints:
             if callable(getattr(train, "split", None)):  # its tensors need not share the first dimension
                 return partial(self._first_batch, train)
             with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
-                found = longest_batch(deliveries)
+                batch, sizes = longest_batch(deliveries)
         except Exception as error:  # noqa: BLE001  training requests the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
         self.looked_at = ""
-        if found.longest_bytes > found.shortest_bytes:
-            lengths = f"{show_bytes(found.shortest_bytes)} to {show_bytes(found.longest_bytes)} each"
-            self.looked_at = f"for samples as in the longest of {found.num_batches} small batches ({lengths})"
-        return partial(batches.repeated, found.batch)
+        if max(sizes) > min(sizes):
+            lengths = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} each"
+            self.looked_at = f"for samples as in the longest of {len(sizes)} small batches ({lengths})"
+        return partial(batches.repeated, batch)
 
     def _first_batch(self, train: Any, size: int) -> Batch:
         with unset_fake_temporarily(), self._deliveries(train, size) as deliveries:  # workers need real tensors

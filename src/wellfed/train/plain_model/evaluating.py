@@ -10,7 +10,7 @@ import torch
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.errors import DataError, OutOfMemoryExhausted
+from wellfed.errors import OutOfMemoryExhausted
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.step_down import MicroBatches
@@ -38,13 +38,12 @@ class Evaluating:
     must_repeat: bool = False
     """Memory ran out in this pass, which must begin again. The rest of it is skipped."""
     _at_most: int | None = None
-    _failure: Exception | None = None
     _attempts: oom.Attempts = field(default_factory=oom.Attempts)
 
     def begin(self) -> None:
         """Empties the metrics before a pass over a split."""
         self.evaluation.reset()
-        self.must_repeat, self._failure = False, None
+        self.must_repeat = False
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -54,9 +53,7 @@ class Evaluating:
         Raises:
             OutOfMemoryExhausted: a single sample does not fit.
         """
-        if delivery.is_padding:
-            self._failure = delivery.failure
-        if self.must_repeat or delivery.is_padding:
+        if self.must_repeat:
             return
         prepare, evaluation = self.splits[split], self.evaluation
         sizes = MicroBatches(self._at_most or delivery.size).sizes(delivery.size)
@@ -90,28 +87,18 @@ class Evaluating:
         self.must_repeat = True
 
     def end(self) -> dict[str, float]:
-        """Returns the metrics of the pass, over all ranks. Waits for the other ranks if they share its batches.
-
-        Raises:
-            Exception: the error that stopped this rank's evaluation. The other ranks raise a DataError with its text.
-        """
+        """Returns the metrics of the pass, over all ranks. Waits for the other ranks if they share its batches."""
         if self.shares:
             self._merge_over_ranks()
         return self.evaluation.compute()
 
     def _merge_over_ranks(self) -> None:
-        message = None if self._failure is None else str(self._failure) or type(self._failure).__name__
         # Tensors would arrive on the device of the rank that sent them.
         state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
-        ranks = []
+        states = []
         for rank in range(torch.distributed.get_world_size()):
             # `all_gather_object` would need the largest state once per rank on the device.
-            sent = [(message, state)]
+            sent = [state]
             torch.distributed.broadcast_object_list(sent, src=rank)
-            ranks.append(sent[0])
-        if self._failure is not None:
-            raise self._failure
-        for message, _ in ranks:
-            if message is not None:
-                raise DataError(message)
-        self.evaluation.merge([state for _, state in ranks])
+            states.append(sent[0])
+        self.evaluation.merge(states)
