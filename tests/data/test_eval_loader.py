@@ -22,10 +22,7 @@ PLANS = {
 
 
 def taken(made: EvalLoader) -> list[Any]:
-    return [
-        (one.index, one.total, {name: values.tolist() for name, values in one.batch.items()})
-        for one in made
-    ]
+    return [(one.index, one.total, {name: values.tolist() for name, values in one.batch.items()}) for one in made]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -86,7 +83,6 @@ def test_a_split_of_one_sample_or_none() -> None:
     assert list(EvalLoader([], 4, seed=1, settings=PLANS["processes"], rank=1, world_size=2)) == []
 
 
-@pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("plan", "kind"),
     [(None, sets.BreakingItems), (PLANS["processes"], sets.BreakingItems)],

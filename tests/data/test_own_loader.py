@@ -182,7 +182,7 @@ class Once(IterableDataset):
 
 
 REFUSED = [
-    (lambda: (batch for batch in torch.zeros(2, 3)), "A generator can be read once only"),
+    (lambda: (batch for batch in torch.zeros(2, 3)), "generator gave no batch in epoch 1. An epoch is one reading"),
     (lambda: DataLoader(given.Stream(0), 4), "Stream gave no batch in epoch 0"),
     (lambda: DataLoader(given.Stream(3), 4, drop_last=True), "workload.drop_last"),
     (lambda: DataLoader(Once(), 2), "Once gave no batch in epoch 1. An epoch is one reading"),

@@ -117,11 +117,6 @@ class OwnLoader:
             batch_size: samples of a batch whose tensors don't show them.
             world_size: number of ranks that train together.
         """
-        if hasattr(loader, "__next__") and type(loader).__module__ in ("builtins", "itertools"):
-            raise DataError(
-                f"A {type(loader).__name__} can be read once only, and an epoch is one reading. "
-                "Give the iterable that makes it: an object whose __iter__ begins anew."
-            )
         self._loader, self._batch_size, self._limit, self._world_size = loader, batch_size, limit_batches, world_size
         self._dataset: Any = getattr(loader, "dataset", loader)
         self._methods = batches.methods(self._dataset)

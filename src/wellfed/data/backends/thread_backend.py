@@ -7,8 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -34,8 +34,8 @@ def built_by_threads(
     jobs, ahead, stopped = Jobs(), deque[Result](), threading.Event()
     builder.turn = threading.Lock()
 
-    def ask() -> None:
-        if (request := next(requests, None)) is not None:
+    def ask(number: int) -> None:
+        for request in islice(requests, number):
             ahead.append(Result())
             jobs.put((request, ahead[-1]))
 
@@ -48,8 +48,7 @@ def built_by_threads(
     for worker in workers:
         worker.start()
     try:
-        for _ in range(min(settings.num_workers * (settings.prefetch_factor or 2), max(1, num_requests))):
-            ask()
+        ask(min(settings.num_workers * (settings.prefetch_factor or 2), max(1, num_requests)))
         while ahead:
             try:
                 built = ahead[0].get(timeout=settings.timeout_s or None)
@@ -58,7 +57,7 @@ def built_by_threads(
             ahead.popleft()
             if isinstance(built, BaseException):
                 raise built
-            ask()
+            ask(1)
             yield built
             del built
     finally:
@@ -71,29 +70,19 @@ def built_by_threads(
 
 
 def _work(builder: BatchBuilder, settings: LoaderSettings, jobs: Jobs, stopped: threading.Event) -> None:
-    with _one_thread_here():
-        while (job := jobs.get()) is not None and not stopped.is_set():
-            request, result = job
-            built: BuiltBatch | BaseException
-            try:
-                built = builder(request)
-                built = built.pin_memory() if settings.pin_memory else built
-            except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
-                built = error
-            result.put(built)
-            del built, job, result  # leave the training thread as the only holder
-
-
-@contextmanager
-def _one_thread_here() -> Iterator[None]:
-    """Limits torch to one thread in calls from this thread; other threads keep their limit.
-
-    OpenMP has a thread count for each calling thread. ``torch.set_num_threads`` would also set MKL's, which belongs to
-    the process.
-    """
     torch.get_num_threads()  # torch sets its own count at a thread's first call, which would undo ours
-    with _controller().select(user_api="openmp").limit(limits=1):
-        yield
+    # OpenMP has a thread count for each calling thread. `torch.set_num_threads` would also set MKL's, of the process.
+    _controller().select(user_api="openmp").limit(limits=1)
+    while (job := jobs.get()) is not None and not stopped.is_set():
+        request, result = job
+        built: BuiltBatch | BaseException
+        try:
+            built = builder(request)
+            built = built.pin_memory() if settings.pin_memory else built
+        except BaseException as error:  # noqa: BLE001  raised again where the batch is requested
+            built = error
+        result.put(built)
+        del built, job, result  # leave the training thread as the only holder
 
 
 @cache

@@ -6,9 +6,8 @@ import logging
 import netrc
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from wellfed.observe.telemetry.metrics import TIME_AXIS
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
-_SLOW_S = 5.0
 _FLUSH_S = 0.1
 """Maximum seconds that wandb buffers rows. With its default, a killed run loses 15 s (wandb PR 12742)."""
 _AXES = {
@@ -97,23 +95,10 @@ class WandbSink(GuardedSink):
         self.run.log({**({} if step is None else {"step": step}), name: shown})
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        with _warning_if_slow("wandb has not taken all figures yet"):
-            try:
-                self.run.summary.update(dict(summary))
-            finally:
-                self.run.finish(exit_code=exit_code)
-
-
-@contextmanager
-def _warning_if_slow(what: str) -> Iterator[None]:
-    """Logs a warning if the block takes more than `_SLOW_S`."""
-    timer = threading.Timer(_SLOW_S, _LOG.warning, ("%s; waiting for it.", what))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        try:
+            self.run.summary.update(dict(summary))
+        finally:
+            self.run.finish(exit_code=exit_code)
 
 
 def _keep_every_row(run: Any, wandb: Any) -> None:
@@ -166,7 +151,7 @@ def open_run(
         on_lost: called once with the reason if wandb can't be reached or written. The run continues.
 
     Raises:
-        RuntimeError: wandb can't even be started offline.
+        Exception: wandb can't even be started offline.
     """
     wandb = import_wandb()
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
@@ -189,18 +174,14 @@ def open_run(
     typed = sys.argv
     sys.argv = [*typed[:1], *map(masked_override, typed[1:])]  # wandb records the command line
     try:
-        with _warning_if_slow(f"wandb does not answer yet (it has {_INIT_TIMEOUT_S} s)"):
-            try:
-                run = start(mode=mode)
-            except Exception as error:
-                if mode != "online":
-                    raise
-                reason, mode = first_line(error), "offline"
-                _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
-                on_lost(reason)
-                run = start(mode=mode)
+        run = start(mode=mode)
     except Exception as error:
-        raise RuntimeError(f"wandb can't be started: {error}") from error
+        if mode != "online":
+            raise
+        reason, mode = first_line(error), "offline"
+        _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+        on_lost(reason)
+        run = start(mode=mode)
     finally:
         sys.argv = typed
     for axis, patterns in _AXES.items():

@@ -15,7 +15,7 @@ def publish(folder: Path, file: SweepFile, logger: LoggerConfig) -> None:
     """Copies ``leaderboard.csv`` into a run of its own.
 
     Raises:
-        RuntimeError: wandb can't be started.
+        Exception: wandb can't be started.
         OSError: there is no leaderboard.
     """
     with (folder / CSV).open(encoding="utf-8", newline="") as stream:
