@@ -1,7 +1,6 @@
 """A user's loader gives the batches, in the order, that it gives in a plain loop of PyTorch's, and goes on there."""
 
 import io
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,23 +117,6 @@ def test_a_position_that_it_stands_at_already_changes_no_generator() -> None:
         orders += [[one.batch.tolist() for one in loader]]
     assert orders[:2] == orders[2:]
     assert orders[0] != orders[1]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch joins what has not started
-def test_what_spawned_workers_can_not_get_is_one_sentence() -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def collate(self, rows: Any) -> Any:
-            return torch.stack(rows)
-
-    spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
-    loader = DataLoader(given.Rows(), 4, collate_fn=Holder().collate, **spawned)
-    with pytest.raises(
-        DataError, match=r"^Rows: spawned worker .* by pickle, which fails \(.*collate_fn.*num_workers=0"
-    ):
-        next(iter(OwnLoader(loader)))
 
 
 def _through_a_file(state: Any) -> Any:

@@ -19,7 +19,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.contract import Datasets
-from wellfed.data.backends.process_backend import sent_to_workers
 from wellfed.data.rank_batches import RankBatches, agreed
 from wellfed.data.reading_state import BeforeReading, restore_states, states_of
 from wellfed.errors import DataError
@@ -195,7 +194,7 @@ class OwnLoader:
             stayed = {"workers_stay": True} if resumed.get("workers_stay") else {}
             self._start, self._state = {**self._states(), **stayed} if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
-            return _read(self._without_new_seed() if stayed else self._opened(), owner)
+            return _read(self._without_new_seed() if stayed else iter(self._loader), owner)
         with generators.kept():  # the run restores its own afterwards
             start = self._start or self._states()  # a run that began with the dataset alone has none
             restore_states(self._loader, start)
@@ -203,7 +202,7 @@ class OwnLoader:
             has_state = owner is not None and self._state is not None
             if has_state:
                 owner.load_state_dict(self._state)
-            found = _read(self._without_new_seed() if start["workers_stay"] else self._opened(), owner)
+            found = _read(self._without_new_seed() if start["workers_stay"] else iter(self._loader), owner)
             if not has_state:
                 next(islice(found, self._next_batch, self._next_batch), None)  # drops what was trained on
             if self._before.state is None:
@@ -216,15 +215,11 @@ class OwnLoader:
         stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
         return {**states_of(self._loader), "workers_stay": stays}
 
-    def _opened(self) -> Iterator[Any]:
-        with sent_to_workers(self._dataset):
-            return iter(self._loader)
-
     def _without_new_seed(self) -> Iterator[Any]:
         """Returns the batches of new workers in place of some that had stayed, whose seed an earlier epoch drew."""
         own, vars(self._loader)["generator"] = self._loader.generator, torch.Generator()
         try:
-            return self._opened()
+            return iter(self._loader)
         finally:
             self._loader.generator = own
 

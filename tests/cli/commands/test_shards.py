@@ -31,7 +31,7 @@ def test_it_tells_what_was_packed(wavs: Path, tmp_path: Path, capsys: pytest.Cap
     ("words", "said"),
     [
         (["nowhere", "--out", "out"], "nowhere does not exist"),
-        (["wavs", "--out", "out", "--num", "9"], "--num 9"),
+        (["wavs", "--out", "out", "--num", "0"], "--num 0"),
         (["wavs", "--out", "wavs"], "is not empty"),
         (["wavs/yes", "--out", "out"], "has no *.wav in folders of classes"),
     ],

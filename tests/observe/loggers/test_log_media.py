@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from wellfed import log_image, log_table
-from wellfed.observe.loggers.lightning_loggers import LoggerSink, open_csv
+from wellfed.observe.loggers.lightning_loggers import open_csv
 from wellfed.observe.loggers.log_media import MOST_TABLE_ROWS, logged_to
 from wellfed.observe.loggers.sink import Sink
 
@@ -92,7 +92,9 @@ class Untouched(torch.Tensor):
 def test_nothing_is_copied_that_no_logger_shows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     image = torch.ones(2, 2).as_subclass(Untouched)
     log_image("outside", image)
-    for sink in (Sink(), Sink(LoggerSink("csv", open_csv(tmp_path), lambda: 1, lambda reason: None))):
+    csv = open_csv(tmp_path)
+    csv.begin({}, lambda: 1)
+    for sink in (Sink(), Sink(csv)):
         caplog.clear()
         with logged_to(sink, lambda: 1), caplog.at_level(logging.WARNING):
             log_image("a", image)

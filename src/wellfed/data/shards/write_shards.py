@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 
 from wellfed.data.shards.class_folders import CLASSES, LISTS, class_of, files_below, in_order, sample_key, splits_of
 from wellfed.errors import ConfigError, DataError
-from wellfed.units import counted
 
 USUAL_NUM = 16
 
@@ -47,22 +46,20 @@ def write_shards(
     packing leaves no shards.
 
     Args:
-        num: shards per split; None = 16. At most one shard per file.
+        num: shards per split, >= 1; None = 16. At most one shard per file.
         on_file: called with the number of files packed and the total.
 
     Raises:
         DataError: no file matches, or one can't be read.
-        ConfigError: ``out`` is not empty, or ``num`` is out of range.
+        ConfigError: ``out`` is not empty, or ``num`` is below 1.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         problem = "is not empty, and shards of two packings would be read as one set."
         raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
+    if num is not None and num < 1:
+        raise ConfigError.of(f"--num {num}", "is no number of shards.", f"Write --num {USUAL_NUM}.")
     try:
         files_of = _files(source, suffixes)
-        most = max(map(len, files_of.values()))
-        if num is not None and not 1 <= num <= most:
-            problem = f"is not between 1 and the {counted(most, 'file')} in {source}."
-            raise ConfigError.of(f"--num {num}", problem, f"Write --num {min(most, USUAL_NUM)}.")
         classes = tuple(in_order(name for files in files_of.values() for name, _ in files))
         done, total, num_bytes = 0, sum(map(len, files_of.values())), 0
         out = out.resolve()
