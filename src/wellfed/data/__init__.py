@@ -4,9 +4,9 @@ Uses no Lightning, no model and no plan. Start from `train_loader.train_loader`,
 `settings.LoaderSettings`. The path of a batch::
 
     EpochOrder        selects the indices of each step for this rank
-        | Share (batch, indices)
+        | BatchRequest (epoch, batch, indices, total)
     BatchSource       requests batches from this process, threads, or worker processes; leaves out bad samples
-        | BatchRequest, one at a time
+        | BatchRequest, without those
     BatchBuilder      calls dataset.fetch(indices), or dataset[index] and collate; names samples that fail
         | BuiltBatch, through a queue if workers build ahead
     BatchSource       puts batches in order
