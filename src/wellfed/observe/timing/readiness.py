@@ -75,16 +75,13 @@ class StepTable:
 
     def extend(self, rows: Sequence[StepRow]) -> None:
         """Adds rows."""
-        new, end = _figures(rows), self._end
-        if end + len(new) > len(self._array):
-            kept = self.figures
-            total = len(kept) + len(new)
-            # An array of its own, since figures may be in use. Little room, since all of it is filled in the end.
-            room = total if self._most is None else min(total, self._most // 8)
-            self._array, end = np.empty((total + room, len(_PLACES))), len(kept)
-            self._array[:end] = kept
-        self._end = end + len(new)
-        self._array[end : self._end] = new
+        new = _figures(rows)
+        if self._end + len(new) > len(self._array):
+            kept = self.figures  # an array of its own follows, since figures may be in use
+            self._array, self._end = np.empty((9 * (len(kept) + len(new)) // 8 + 1, len(_PLACES))), len(kept)
+            self._array[: len(kept)] = kept
+        self._array[self._end : self._end + len(new)] = new
+        self._end += len(new)
 
     def drop_after(self, step: int) -> None:
         """Drops the rows of later steps, which are the last ones."""
