@@ -11,6 +11,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,12 @@ class ProcessBackend:
                 _LOG.info("%s was changed: its workers are started anew.", type(self._builder.dataset).__name__)
                 self._end_workers()
             self._state_of_data = state
-        try:
-            self._iterator = iter(self._loader)
-        except RuntimeError:  # persistent workers are still busy with an abandoned pass
-            self._end_workers()
-            self._iterator = iter(self._loader)
+        with _unwarned():
+            try:
+                self._iterator = iter(self._loader)
+            except RuntimeError:  # persistent workers are still busy with an abandoned pass
+                self._end_workers()
+                self._iterator = iter(self._loader)
 
     def _end_workers(self) -> None:
         """Kills the workers and makes a new DataLoader.
@@ -119,9 +121,7 @@ class ProcessBackend:
                 "timeout": settings.timeout_s,
             }
         dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
-        with warnings.catch_warnings():
-            # The plan warns of too many workers, with a better number.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
+        with _unwarned():
             multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
                 dataset,
@@ -134,6 +134,14 @@ class ProcessBackend:
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Suppresses DataLoader's warning about more workers than CPUs; the plan warns with a better number."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 def _warn_of_files(dataset: Any) -> None:

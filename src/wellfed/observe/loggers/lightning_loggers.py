@@ -98,6 +98,9 @@ class LoggerSink(_ForTrainer, GuardedSink):
 
     lose = GuardedSink.lose
 
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)  # Lightning's, which calls that of GuardedSink without arguments
+
     def begin(
         self,
         config: dict[str, Any],
@@ -162,18 +165,18 @@ class _Mlflow(LoggerSink, MLFlowLogger):
         self.experiment.log_artifact(self.run_id, str(path))
 
 
-def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:
+def open_tensorboard(folder: Path, *, resumed_at: int | None) -> LoggerSink:
     """Returns a logger to ``tensorboard/`` of the run folder. Events beyond the resumed step are hidden."""
     purge_step = None if resumed_at is None else resumed_at + 1
     return _TensorBoard(folder, "tensorboard", "", default_hp_metric=False, purge_step=purge_step, flush_secs=_FLUSH_S)
 
 
-def open_csv(folder: Path) -> Any:
+def open_csv(folder: Path) -> LoggerSink:
     """Returns a logger to ``csv/version_<n>/`` of the run folder, a new one for each resume."""
     return _Csv(folder, "csv")
 
 
-def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None, tags: Sequence[str] = ()) -> Any:
+def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None, tags: Sequence[str] = ()) -> LoggerSink:
     """Returns a logger to a new run in the store at ``uri``, or to the run with this id."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)

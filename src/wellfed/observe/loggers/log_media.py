@@ -142,6 +142,8 @@ def _picture(image: Any) -> Any:
         pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"the shape is {pixels.shape}, and must be H x W, H x W x 3 or 3 x H x W")
     if pixels.dtype.kind in "fb":
         pixels = (np.nan_to_num(pixels).clip(0, 1) * 255 + 0.5).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(pixels))
