@@ -54,7 +54,7 @@ def test_ranks_have_cards_of_their_own_and_share_an_evaluation(
 
 @pytest.mark.slow
 def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path, fake_cuda: FakeCuda) -> None:
-    """Micro-batches, clipping, validation, and a feature table that the whole model fills."""
+    """Clipping, validation, and a feature table that the whole model fills. Lightning trains it."""
     metrics = {}
     for trainer in ("ddp", "fsdp"):
         folder = tmp_path / trainer
@@ -62,7 +62,7 @@ def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path,
         # Not strict: in the second micro-batch torch zeroes what gradients of frozen weights would be, on a stream that
         # nothing orders (FlatParamHandle._writeback_orig_params). Nobody reads them.
         cards = fake_cuda.environment(cards=2, **{**LAGGING, "strict": False})
-        asked = (f"trainer={trainer}", "memory=cache", "memory.micro_batch=300", "gpu.precision=32-true")
+        asked = (f"trainer={trainer}", "memory=cache", "gpu.precision=32-true")
         done = train(*RUN, *asked, "trainer.gradient_clip=0.05", "loader=balanced", cwd=folder, **cards)
         assert done.code == 0, done.text
         record = record_of(only_folder(folder))

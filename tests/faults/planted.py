@@ -12,8 +12,6 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -154,33 +152,30 @@ class Watch(Callback):
     is_over = False
 
     def __init__(self) -> None:
-        self._epochs = 0
+        self._epochs, self._has_stepped = 0, False
 
     def begin(self, whole: nn.Module) -> None:
         Watch.step, Watch.is_over = 1, False
         planted("fit")
 
-    def load_from(self, checkpoint: Any, name: str) -> None:
-        Watch.step, self._epochs = checkpoint["global_step"] + 1, checkpoint["epoch"]
+    def load_state_dict(self, state: Any) -> None:
+        Watch.step, self._epochs = state["step"], state["epochs"]
 
     def stepped(self, step: int) -> None:
-        Watch.step = step + 1
+        Watch.step, self._has_stepped = step + 1, True
         planted("step", step)
 
     def looked(self, metrics: Any) -> None:
         self._epochs += 1
         planted("epoch", self._epochs)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        planted("validation")
-        yield
-
     def end(self) -> None:
         Watch.step, Watch.is_over = 0, True
 
-    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
-        planted("save")
+    def state_dict(self) -> dict[str, Any]:
+        if self._has_stepped:  # else it is the check before training
+            planted("save")
+        return {"step": Watch.step, "epochs": self._epochs}
 
 
 class GuestWatch(pl.Callback):

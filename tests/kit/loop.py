@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit import tiny
+from wellfed.config.schema import TrainerConfig
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.train.loop.callbacks import Callback
-from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Limits, Training
 from wellfed.train.memory.step_down import MicroBatches
@@ -41,7 +42,7 @@ def model(
     torch.manual_seed(3)
     return PlacedModel(
         model or tiny.TinyModel(dropout, fail),
-        Place(PlaceOptions()),
+        Place(),
         StepOptions(**{"seed": 1, "on_oom": "retry", **step}),
         train_data=tiny.TinyData(),
         evaluation=evaluation,
@@ -58,7 +59,7 @@ def training(placed: PlacedModel, batches: Any = None, *, gradient_clip: float |
     """A training of 20 steps unless limits are given; place, limits and arguments of `Training` by name."""
     where = {name: more.pop(name) for name in PLACE if name in more}
     if where:
-        placed.place = Place(PlaceOptions(**where))
+        placed.place = Place(**where)
     if gradient_clip is not None:
         placed.options = replace(placed.options, gradient_clip=gradient_clip)
     limits = {"max_steps": 20, **{name: more.pop(name) for name in LIMITS if name in more}}
@@ -84,13 +85,25 @@ def figures(into: list[Any] | None = None, *, every: int = 1, stops_on_nan: bool
     return Figures(lambda split, values, **_: rows.append(dict(values)), every=every, stops_on_nan=stops_on_nan)
 
 
-def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
+def checkpoints(
+    folder: Path,
+    *,
+    every_steps: int | None = 1000,
+    minutes: float | None = None,
+    keep_last: int = 2,
+    best_metric: str = "loss",
+    best_mode: Any = "min",
+    trusted: bool = False,
+    **more: Any,
+) -> Checkpoints:
     """Saves at the end alone, unless told otherwise."""
-    options = {"every_steps": 1000, "minutes": None, "keep_last": 2, "best_metric": "loss", "best_mode": "min"}
-    options["trusted"] = False
-    more = {name: changes.pop(name) for name in list(changes) if name not in options}
-    given = {"on_disk_error": lambda error, step: None, **more}
-    return Checkpoints(folder, CheckpointOptions(**{**options, **changes}), **given)  # type: ignore[arg-type]
+    trainer = TrainerConfig(
+        checkpoint_every_steps=every_steps,
+        checkpoint_minutes=minutes,
+        keep_last=keep_last,
+        trusted_checkpoints=trusted,
+    )
+    return Checkpoints(folder, trainer, best_metric, best_mode, **{"on_disk_error": lambda error, step: None, **more})
 
 
 class After(Callback):

@@ -16,7 +16,7 @@ import torch
 from tests.kit import loop, tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.train.loop.figures import Figures
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.train_step import StepOptions
@@ -137,7 +137,7 @@ def main(settings: dict[str, Any]) -> None:
     where = {name: settings[name] for name in loop.PLACE if name in settings}
     placed = PlacedModel(
         model,
-        Place(PlaceOptions(**where)),
+        Place(**where),
         StepOptions(
             gradient_clip=settings.get("gradient_clip"),
             seed=1,
@@ -171,7 +171,7 @@ def main(settings: dict[str, Any]) -> None:
     except (OutOfMemoryExhausted, RuntimeError) as error:  # the second where the other rank has ended
         found |= {"error": str(error), "changes": getattr(error, "changes", None)}
     else:
-        path, state = Path(settings["folder"]) / "weights.pt", placed.weights()
+        path, state = Path(settings["folder"]) / "weights.pt", placed.whole.state_dict()
         if rank == 0:
             torch.save(state, path)
         torch.distributed.barrier()

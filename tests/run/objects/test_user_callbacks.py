@@ -32,6 +32,7 @@ def test_several_options_go_together_and_one_may_be_left_out() -> None:
     "overrides",
     [
         ["+callbacks.stats={_target_: lightning.pytorch.callbacks.DeviceStatsMonitor}"],  # one is Lightning's alone
+        ["trainer.strategy=fsdp", "trainer.accelerator=gpu"],  # shards are Lightning's
         ["+callbacks.early_stopping.log_rank_zero_only=true"],  # ours has no such argument
     ],
 )

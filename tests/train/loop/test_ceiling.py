@@ -17,7 +17,7 @@ from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import StepClock, StepRow
 from wellfed.run.passes.base import clock_of
 from wellfed.train.loop.ceiling import CEILING_BATCHES, CachedBatches, run_ceiling, whole
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Watchers
 
@@ -89,7 +89,7 @@ def test_where_the_card_is_the_bottleneck_the_ceiling_is_the_rate() -> None:
     import fake_cuda
 
     placed = loop.model(model=ManyKernels(), micro=64)
-    placed.place = Place(PlaceOptions("gpu"))
+    placed.place = Place("gpu")
     data = tiny.TinyData(64 * 8)
     rate = measured(placed, tiny.loader(64, data), 40).samples_per_s
     placed.model.devices.clear()
@@ -158,14 +158,14 @@ def test_so_they_are_where_it_fails() -> None:
 def test_a_rank_that_can_not_copy_its_batches_ends_the_ceiling_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
 
-    def least(place: Place, number: int) -> int:
+    def gather(place: Place, number: int) -> list[int]:
         told.append(number)
-        return number
+        return [number, 9]
 
     def full(batch: Any, device: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(Place, "least", least)
+    monkeypatch.setattr(Place, "gather", gather)
     monkeypatch.setattr("wellfed.train.loop.ceiling.batches.to_device", full)
     with pytest.raises(torch.OutOfMemoryError):
         run_ceiling(loop.model(), few(), 5, StepClock())

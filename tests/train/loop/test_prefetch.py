@@ -9,8 +9,8 @@ import torch
 from tests.kit import loop, tiny
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
-from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.prefetch import no_room, prefetched
+from wellfed.train.loop.place import Place
+from wellfed.train.loop.placed_model import no_room
 from wellfed.train.loop.training import Watchers
 
 CPU = torch.device("cpu")
@@ -66,9 +66,9 @@ def test_a_card_with_room_for_two_batches() -> None:
         for told in (events, ids, on_card):
             told.clear()
         placed = loop.model(on_event=lambda kind, **facts: events.append((kind, facts)))
-        placed.place = Place(PlaceOptions("gpu"))
+        placed.place = Place("gpu")
         placed.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
-        with prefetched(placed, tiny.loader(data=Large()), ahead, is_training=True) as loader:
+        with placed.prefetched(tiny.loader(data=Large()), ahead, is_training=True) as loader:
             loop.fit(placed, loader, watchers=Watchers(on_batch=see), max_epochs=2, max_steps=None)
         results.append((ids.copy(), loop.weights(placed).cpu()))
         del placed, loader
@@ -84,7 +84,7 @@ def test_a_card_with_room_for_two_batches() -> None:
 
 def train(ahead: int, model: Any = None) -> torch.Tensor:
     placed = loop.model(dropout=0.2, model=model)
-    with prefetched(placed, tiny.loader(), ahead, is_training=True) as loader:
+    with placed.prefetched(tiny.loader(), ahead, is_training=True) as loader:
         loop.fit(placed, loader, max_steps=7)
     return loop.weights(placed)
 

@@ -12,7 +12,6 @@ from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
-from wellfed.train.loop.sanity import try_split
 from wellfed.train.loop.training import Watchers
 
 
@@ -37,7 +36,7 @@ def trained(splits: list[str], found: Any = lambda *_: None, model: Any = None) 
 
     def sanity() -> None:
         for split in splits:
-            found(split, try_split(placed, split, islice(tiny.eval_loader(), 1)))
+            found(split, placed.try_split(split, islice(tiny.eval_loader(), 1)))
 
     watchers = Watchers(sanity=sanity)
     loop.fit(placed, figures=figures, validation=tiny.eval_loader(), watchers=watchers)
@@ -61,7 +60,9 @@ def test_what_is_broken_shows_before_the_first_step() -> None:
 
     with pytest.raises(KeyError, match="no such entry") as caught:
         trained(["test"], model=tiny.TinyModel(fail=fails))
-    assert caught.value.__notes__[-1] == "in the test batches that are tried before training"
+    assert caught.value.__notes__[-1] == (
+        "in the test batches that are tried before training; trainer.sanity_batches=0 tries none"
+    )
 
 
 def test_a_run_that_goes_on_has_been_through_it(tmp_path: Path) -> None:

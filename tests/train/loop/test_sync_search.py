@@ -16,8 +16,7 @@ from torch import nn
 from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
 from wellfed.train.loop import sync_search
-from wellfed.train.loop.place import Place, PlaceOptions
-from wellfed.train.loop.prefetch import prefetched
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.sync_search import SyncSearch, place_of
 from wellfed.train.loop.training import Watchers
 
@@ -45,8 +44,8 @@ def found_in(
     """Returns the reports of a training on the simulated card."""
     told: list[Any] = []
     watchers, placed = Watchers(sync_search=SyncSearch(told.append)), loop.model(model=model)
-    placed.place = Place(PlaceOptions("gpu", precision=precision))
-    with prefetched(placed, tiny.loader(), device_prefetch, is_training=True) as loader:
+    placed.place = Place("gpu", precision=precision)
+    with placed.prefetched(tiny.loader(), device_prefetch, is_training=True) as loader:
         loop.fit(placed, loader, watchers=watchers, max_steps=9, **changes)
     return told
 

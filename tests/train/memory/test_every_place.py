@@ -24,7 +24,7 @@ from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
-from wellfed.train.loop.prefetch import no_room
+from wellfed.train.loop.placed_model import no_room
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
@@ -232,7 +232,8 @@ def trained(
     retry = StepOptions(on_oom="retry")
     step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
     splits = {split: Preparation(data, 1) for split in ("val", "test")}
-    evaluating = Evaluating(SplitMetrics(model), splits, may_halve=True, on_event=journal.other)
+    metrics = SplitMetrics(model)
+    evaluating = Evaluating(metrics, splits, may_halve=True, on_event=journal.other)
     torch.manual_seed(5)
     seen: dict[int, list[int]] = {}
     figures: list[float] = []
@@ -250,7 +251,7 @@ def trained(
         seen.setdefault(delivery.epoch, []).extend(model.seen)
         model.seen.clear()
         if step.number in (6, 12):
-            figures += [evaluated(split, model, evaluating, data, table, device) for split in splits]
+            figures += [evaluated(split, model, metrics, evaluating, data, table, device) for split in splits]
     ahead.close()
     drawn = [
         torch.get_rng_state().tolist(),
@@ -269,18 +270,24 @@ def _epochs(loader: Any) -> Iterator[Delivery]:
 
 
 def evaluated(
-    split: str, model: Any, evaluating: Evaluating, data: Data, table: FeatureTable, device: torch.device
+    split: str,
+    model: Any,
+    metrics: SplitMetrics,
+    evaluating: Evaluating,
+    data: Data,
+    table: FeatureTable,
+    device: torch.device,
 ) -> float:
     model.eval()
     model.split = split
-    evaluating.must_repeat = True
+    has_passed = False
     with torch.no_grad():
-        while evaluating.must_repeat:
-            evaluating.begin()
-            for delivery in EvalLoader(data, 32, seed=1):
-                evaluating.take(split, delivery, table.source, device, 0)
+        while not has_passed:
+            metrics.reset()
+            deliveries = EvalLoader(data, 32, seed=1)
+            has_passed = all(evaluating.take(split, delivery, table.source, device, 0) for delivery in deliveries)
     model.train()
-    return evaluating.evaluation.compute()["loss"]
+    return metrics.compute()["loss"]
 
 
 def check(name: str, precision: str, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from tests.kit import loop, tiny
 from wellfed.data.eval_loader import EvalLoader
+from wellfed.train.loop.place import Place
 from wellfed.train.plain_model.split_metrics import can_be_shared
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")
@@ -39,6 +41,8 @@ def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
     placed = loop.model(shares_evaluation=world_size > 1)
     loader = EvalLoader(data, 8, seed=1, rank=rank, world_size=world_size)
     if world_size > 1:
+        os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+        placed.place = Place(devices=2, strategy="ddp")
         store = torch.distributed.FileStore(str(folder / "store"), world_size)
         torch.distributed.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)

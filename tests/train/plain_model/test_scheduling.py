@@ -159,8 +159,7 @@ def test_a_schedule_that_is_over_before_the_training_is_told(tmp_path: Path) -> 
 
 def test_a_training_that_is_only_timed_has_no_schedule() -> None:
     placed = loop.model(scheduling=Scheduling(plateau, None, "val/loss"))
-    with placed.only_timed():
-        loop.fit(placed, max_steps=4)
+    loop.fit(placed.for_timing(), max_steps=4)
     assert placed.scheduling is not None
 
 

@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from tests.kit import loop, tiny
-from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.data.eval_loader import EvalLoader
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
-from wellfed.train.loop.prefetch import prefetched
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import StepOptions
 
 # -- layouts of the data's own ---------------------------------------------------------------------------------------
@@ -53,7 +50,7 @@ def flat_model(micro: int, data: Any = None, model: Any = None, accelerator: Any
     torch.manual_seed(3)
     return PlacedModel(
         (model or CountsRows)(),
-        Place(PlaceOptions(accelerator)),
+        Place(accelerator),
         StepOptions(seed=1, on_oom="retry"),
         train_data=data or Flat(),
         eval_data={"val": data or Flat(), "test": Flat()},
@@ -117,18 +114,10 @@ def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(ahead: int) -> No
     for data in (Weighted(), tiny.TinyData()):
         placed = flat_model(8, data, Masked if isinstance(data, Weighted) else tiny.TinyModel, "gpu")
         before = fake_cuda.driver.counts()["synchronisations"]
-        with prefetched(placed, tiny.loader(data=data), ahead, is_training=True) as batches:
+        with placed.prefetched(tiny.loader(data=data), ahead, is_training=True) as batches:
             loop.fit(placed, batches, max_steps=6)
         synchronised.append(fake_cuda.driver.counts()["synchronisations"] - before)
         if isinstance(data, Weighted):
             assert set(data.asked) == {"cpu"}
     assert synchronised[0] - synchronised[1] < 12  # 22 micro-batches
     assert not fake_cuda.driver.violations()
-
-
-def test_a_part_of_no_samples_counts_nothing() -> None:
-    prepare = Preparation(Weighted(), 1)
-    batch = Weighted().fetch(torch.arange(1, 4), tiny.SampleRng(1, 0))
-    parts = prepare.split(batch, [0, 1, 2])
-    assert [len(part["x"]) for part in parts] == [1, 1, 2]
-    assert prepare.weights(Delivery(batch, 0, 0, 3), parts, [0, 1, 2]) == [0, 1, 2]

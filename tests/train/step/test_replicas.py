@@ -1,6 +1,5 @@
 """A rank that runs out of memory ends, and a sharded model learns what a whole one does."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,12 @@ import torch
 from torch import nn
 
 from tests.fake_cuda.machine import FakeCuda
-from tests.kit import rank, tiny
 from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
-from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
-from wellfed.plan.predict.peak import Footprint, StepShape, predicted_peak
-from wellfed.plan.predict.rehearsal import Task, measure
-from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
+from wellfed.train.memory.fsdp_blocks import LEAST_WEIGHTS
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import clip_by_norm
@@ -95,63 +90,6 @@ def test_when_nothing_is_left_a_rank_ends_with_what_to_type(tmp_path: Path) -> N
     assert (other["changes"], one["changes"]) == (None, None)
     assert "Out of memory on rank 1 with micro-batches of 4: " in one["error"]
     assert "Largest parts: " in one["error"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"micro": 16},
-        {"micro": 5},  # 16 samples in 4 micro-batches; of the last step 3 a rank
-        {"micro": 5, "samples": 71},  # of the last step 3 and 4
-        {"micro": 1, "samples": 71, "max_steps": 3},  # 4 micro-batches on one rank, where the other has 3 samples
-        {"micro": 16, "samples": 65, "max_steps": 3},  # of the last step 1 sample and none
-        {"micro": 8, "gradient_clip": 0.05},
-        {"micro": 8, "precision": "bf16-mixed"},
-        {"micro": 7, "validate_every_steps": 2},
-    ],
-    ids=str,
-)
-def test_a_sharded_model_learns_what_a_whole_one_does(tmp_path: Path, fake_cuda: FakeCuda, settings: Any) -> None:
-    cards = fake_cuda.environment(cards=2, mib=512)
-    common = {"max_steps": 8, "accelerator": "gpu", "width": WIDE, **settings}
-    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", retry=False, **common)
-    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", retry=False, **common)
-    assert distance(sharded[0], replicated[0]) < (1e-3 if "precision" in settings else 1e-6)
-    for (split, ours), (_, theirs) in zip(sharded[0]["rows"], replicated[0]["rows"], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2 if "precision" in settings else 1e-5), split
-
-
-@pytest.mark.slow
-def test_what_counts_nothing_changes_nothing_in_a_sharded_model(tmp_path: Path, fake_cuda: FakeCuda) -> None:
-    """Ranks must do equally many micro-batches: of those of 2 samples most count nothing."""
-    cards = fake_cuda.environment(cards=2, mib=512)
-    common = {"micro": 2, "max_steps": 8, "accelerator": "gpu", "width": WIDE, "masked": True, "retry": False}
-    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", **common)
-    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", **common)
-    alone = train_ranks(tmp_path / "one", 1, cards, **common)
-    assert bool(torch.isfinite(alone[0]["weights"]).all())
-    assert distance(replicated[0], alone[0]) < 1e-5
-    assert distance(sharded[0], alone[0]) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("micro", [16, 4])
-def test_what_a_sharded_model_needs_is_what_is_predicted(
-    tmp_path: Path, fake_cuda: FakeCuda, micro: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A block of 5 MiB is nearly half of the model: the worst case is predicted too high, none too low."""
-    monkeypatch.setenv("RANK", "0")
-    settings = {"micro": micro, "max_steps": 4, "accelerator": "gpu", "width": 100_000}
-    cards = fake_cuda.environment(cards=2, mib=512)
-    seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
-    model = rank.Deep(rank.Lack(), settings["width"], 0.0)
-    batch = partial(batches.repeated, {"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
-    task = Task(batch, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    found = measure(model, task, 16)
-    assert isinstance(found, Footprint)
-    step = StepShape(16, world_size=2, is_sharded=True, gathered=gathered_bytes(model))
-    assert 0.97 < predicted_peak(found, micro, step).tensor_bytes / seen < 1.4
 
 
 def one_of_two(number: int, folder: Path) -> None:

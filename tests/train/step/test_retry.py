@@ -11,7 +11,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import StepRow
-from wellfed.train.loop.place import Place, PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.growth import MemoryGrowth
@@ -165,7 +165,7 @@ def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **m
     rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
     return PlacedModel(
         tiny.TinyModel(fail=fails),
-        Place(PlaceOptions()),
+        Place(),
         StepOptions(**{"seed": 1, "on_oom": "retry", "feature_mode": mode, **more}),
         train_data=WithTable(),
         eval_data={"val": None, "test": None},

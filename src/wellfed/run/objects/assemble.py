@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from wellfed.config.build import build
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, Strategy
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.run.objects.datasets import is_of_lightning, prepared_data, read_data, with_derived, with_loader
@@ -66,7 +66,7 @@ def as_guest(config: RunConfig, objects: RunObjects, loaders: GuestLoaders) -> R
     return replace(objects, data=data, features=features, guest=loaders)
 
 
-def _why_guest(objects: RunObjects) -> str:
+def _why_guest(config: RunConfig, objects: RunObjects) -> str:
     """Returns why a run trains under Lightning's own Trainer; empty for a plain model, which the engine's loop trains.
 
     Does not import Lightning.
@@ -78,7 +78,7 @@ def _why_guest(objects: RunObjects) -> str:
     for name, callback in objects.callbacks.items():
         if is_of_lightning(callback, "Callback"):
             return f"callbacks.{name} is a callback of Lightning"
-    return ""
+    return "trainer.strategy=fsdp shards it" if config.trainer.strategy is Strategy.fsdp else ""
 
 
 def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, RunObjects]:
@@ -96,9 +96,9 @@ def complete(config: RunConfig, objects: RunObjects | None) -> tuple[RunConfig, 
     config, data = with_derived(config, objects.data)
     check_around(config, objects)
     objects = replace(objects, data=data, callbacks=make_callbacks(config, objects))
-    objects = replace(objects, why_guest=_why_guest(objects))
+    objects = replace(objects, why_guest=_why_guest(config, objects))
     check_arguments(config, objects)
-    if objects.why_guest and objects.guest is None:  # a callback of Lightning came with a plain model
+    if objects.why_guest and objects.guest is None:  # a callback of Lightning, or shards, come with a plain model
         objects = as_guest(config, objects, loaders_of(config, None, objects.given))
     if objects.why_guest and not objects.brings_step:
         note = f"{objects.why_guest}, so Lightning's own Trainer trains the model."

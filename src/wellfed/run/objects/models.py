@@ -111,7 +111,7 @@ def _is_average_beside_model(callback: Any) -> bool:
     from wellfed.train.loop.callbacks import Callback, Ema
 
     if isinstance(callback, Callback):
-        return isinstance(callback, Ema) and callback.is_beside_model
+        return isinstance(callback, Ema)
     from wellfed.train.guest.users import is_average_beside_model
 
     return is_average_beside_model(callback)

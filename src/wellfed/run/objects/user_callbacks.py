@@ -11,7 +11,7 @@ from typing import Any
 
 from wellfed.config.build import build
 from wellfed.config.faults.target_faults import TARGET
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, Strategy
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault, type_and_line
 from wellfed.run.objects.evaluation import named_best
@@ -41,7 +41,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     if not objects.brings_step:
         try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
-    if named and objects.guest is None:
+    if named and objects.guest is None and config.trainer.strategy is not Strategy.fsdp:
         named = own_nodes(named) or named
     made = {}
     for name, node in named.items():
@@ -87,10 +87,8 @@ def own_nodes(named: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:
     """Returns problem and advice for an object that can't be a callback; None if it can."""
-    from wellfed.train.loop.callbacks import Callback, Ema
+    from wellfed.train.loop.callbacks import Callback
 
-    if isinstance(callback, Ema) and strategy == "fsdp":
-        return "averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     if isinstance(callback, Callback):
         return None
     from wellfed.train.guest.users import fault_of_callback  # imports Lightning

@@ -33,9 +33,9 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.checkpoint_files import BEST
-from wellfed.train.loop.checkpoints import CheckpointOptions, Checkpoints
+from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
-from wellfed.train.loop.place import PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.loop.training import Limits
@@ -96,16 +96,21 @@ class RunPasses(ABC):
         return make_train_loader(self._config, settings, self._objects.data, rank=self._rank, on_event=on_event)
 
     def _make_checkpoints(self, best_metric: str, best_mode: Literal["max", "min"]) -> Checkpoints:
-        trainer, books = self._config.trainer, self._books
-        every, minutes = trainer.checkpoint_every_steps, trainer.checkpoint_minutes
-        trusted = trainer.trusted_checkpoints
-        options = CheckpointOptions(every, minutes, trainer.keep_last, best_metric, best_mode, trusted)
-        folder, progress = books.folder / CHECKPOINTS, books.progress
-        return Checkpoints(folder, options, books.journal.disk_full, progress=progress, on_saved=self._saved)
+        books = self._books
+        return Checkpoints(
+            books.folder / CHECKPOINTS,
+            self._config.trainer,
+            best_metric,
+            best_mode,
+            books.journal.disk_full,
+            progress=books.progress,
+            on_saved=self._saved,
+        )
 
-    def _place_options(self) -> PlaceOptions:
+    def _place(self) -> Place:
+        """Returns where the plan has a model trained."""
         trainer = self._plan.trainer
-        return PlaceOptions(
+        return Place(
             accelerator=trainer.accelerator,
             devices=trainer.devices,
             num_nodes=trainer.num_nodes,

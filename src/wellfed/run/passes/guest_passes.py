@@ -34,7 +34,7 @@ from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, arguments_of, ch
 from wellfed.train.guest.figures import LoggedFigures, name_in_metrics
 from wellfed.train.guest.marks import OF_STEPS, Steps, Together, Watch, is_overridden, latest_of
 from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, asks_again, weighing
-from wellfed.train.guest.saves import LastAsBest, Saves
+from wellfed.train.guest.saves import Saves, save_last_as_best
 from wellfed.train.guest.watchers import Watchers
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits
@@ -244,7 +244,7 @@ class GuestPasses(RunPasses):
         return self._make_trainer(callbacks, watch, limits, logger=loggers, **more)
 
     def _make_trainer(self, callbacks: Sequence[Any], watch: Watch, limits: Limits, **more: Any) -> Any:
-        where = self._place_options()
+        where = self._place()
         parts, folder = self._plan.memory.accumulate, self._books.folder
         return make_trainer(self._config, where, limits, callbacks, folder, parts=parts, profiler=watch, **more)
 
@@ -308,8 +308,7 @@ class GuestPasses(RunPasses):
             self._evaluate("val", None)
         value, files = self._latest_best_metric(), self._checkpoints
         if value is not None and self._rank == 0 and files.last_step == step and files.is_best(value):
-            files.saving = LastAsBest(files)
-            files.save_best(value, step)
+            save_last_as_best(files, value, step)
 
     def _evaluate(self, split: str, checkpoint: Path | None) -> None:
         """Makes a pass over validation or test, with the weights of a checkpoint or the current ones."""

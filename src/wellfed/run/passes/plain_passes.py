@@ -26,13 +26,9 @@ from wellfed.run.passes.base import Pruner, RunPasses, clock_of
 from wellfed.run.passes.ceiling import Ceiling
 from wellfed.train.loop.callbacks import EarlyStopping
 from wellfed.train.loop.ceiling import run_ceiling
-from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel, misfits
-from wellfed.train.loop.prefetch import prefetched
-from wellfed.train.loop.sanity import try_split
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.plain_model.evaluating import SHARING_STRATEGIES
 from wellfed.train.plain_model.scheduling import Schedule
 from wellfed.train.plain_model.split_metrics import can_be_shared
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -58,22 +54,20 @@ class PlainPasses(RunPasses):
 
     def _can_share_evaluation(self) -> bool:
         data = self._objects.data
-        is_shareable = self._num_ranks > 1 and self._plan.trainer.strategy in SHARING_STRATEGIES
         # Each rank reads the whole of a user's loader.
-        is_shareable &= all(loader_of(data, split) is None for split in ("val", "test"))
+        is_shareable = self._num_ranks > 1 and all(loader_of(data, split) is None for split in ("val", "test"))
         return is_shareable and can_be_shared(data.evaluation)
 
     def _placed_model(self) -> PlacedModel:
         config, objects, plan = self._config, self._objects, self._plan
-        data, schedule, trainer = objects.data, config.workload.schedule, plan.trainer
+        data, schedule = objects.data, config.workload.schedule
         options = StepOptions(
             gradient_clip=config.trainer.gradient_clip,
             seed=config.seed,
             feature_mode=plan.memory.features,
             compile_mode=plan.device.compile,
             on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
-            # With a sharded model every batch is a collective: ranks must do equally many.
-            halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and trainer.strategy != "fsdp",
+            halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry,
             may_adapt=self._may_adapt,
             batches_ahead=plan.loader.device_prefetch,
             on_nan=config.trainer.on_nan.value,
@@ -81,7 +75,7 @@ class PlainPasses(RunPasses):
         )
         return PlacedModel(
             objects.model,
-            Place(self._place_options()),
+            self._place(),
             options,
             train_data=data.train,
             eval_data={"val": data.val, "test": data.test},
@@ -148,8 +142,8 @@ class PlainPasses(RunPasses):
         watchers = self._watchers(
             on_start, is_measured=IsMeasured(self._books.journal.summary, PRECISE) if is_alone else None
         )
-        with self._training(), self._model.unscheduled():
-            # Nothing is validated.
+        self._model.scheduling = None  # nothing is validated, and an epoch may never end
+        with self._training():
             callbacks = {
                 name: one for name, one in self._objects.callbacks.items() if not isinstance(one, EarlyStopping)
             }
@@ -175,7 +169,7 @@ class PlainPasses(RunPasses):
 
     def _train(self, limits: Limits, stop: StopRequest, checkpoint: Path | None, **more: Any) -> Training:
         more = {"callbacks": self._objects.callbacks, **more}
-        with prefetched(self._model, self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
+        with self._model.prefetched(self._loader, self._plan.loader.device_prefetch, is_training=True) as own:
             training = Training(
                 self._model,
                 own,
@@ -207,7 +201,7 @@ class PlainPasses(RunPasses):
                     generators.kept(loader_of(self._objects.data, split)),
                     closing(self._eval_loader(split, few=few)) as deliveries,
                 ):
-                    metrics = try_split(self._model, split, deliveries)
+                    metrics = self._model.try_split(split, deliveries)
                 check_metrics(self._config, self._objects, split, metrics)
 
     @contextmanager
@@ -220,7 +214,7 @@ class PlainPasses(RunPasses):
         ahead = eval_device_prefetch(self._plan, self._objects.data, split)
         with (
             closing(self._eval_loader(split, **share)) as loader,
-            prefetched(self._model, loader, ahead, is_training=False) as deliveries,
+            self._model.prefetched(loader, ahead, is_training=False) as deliveries,
         ):
             yield deliveries
 

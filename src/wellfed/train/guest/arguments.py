@@ -28,7 +28,7 @@ from wellfed.config.schema import RunConfig, TrainerConfig
 from wellfed.errors import ConfigError, Fault, WellfedError, is_the_users, type_and_line
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
-from wellfed.train.loop.place import PlaceOptions
+from wellfed.train.loop.place import Place
 from wellfed.train.loop.training import Limits
 
 WHERE = "trainer.lightning"
@@ -113,7 +113,7 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
 
 def make_trainer(
     config: RunConfig,
-    where: PlaceOptions,
+    where: Place,
     limits: Limits,
     callbacks: Sequence[pl.Callback],
     folder: Path,
@@ -141,7 +141,7 @@ def make_trainer(
         "accelerator": where.accelerator,
         "devices": where.devices,
         "num_nodes": where.num_nodes,
-        "strategy": _strategy(where.strategy, where.world_size),
+        "strategy": _strategy(where.strategy, where.size),
         "precision": where.precision,
         "max_epochs": -1 if limits.max_epochs is None else limits.max_epochs,
         "max_steps": -1 if limits.max_steps is None else limits.max_steps,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.train.guest.marks import latest_of, samples_of
+from wellfed.train.guest.sharding import whole
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
@@ -55,7 +56,8 @@ class PlainModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         if self._features is not None:
-            self._features.hold(self.model, self.device, self._on_event)
+            with whole(self.trainer.strategy):
+                self._features.hold(self.model, self.device, self._on_event)
 
     on_validation_start = on_test_start = on_fit_start
 

@@ -84,7 +84,8 @@ class Saves(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
-        self._trainer, self.files.saving = trainer, self
+        self._trainer = trainer
+        self.files.begin(self.write, trainer.strategy.broadcast, trainer.global_rank)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._saved_at_s = time.monotonic()
         if trainer.ckpt_path is not None:
@@ -99,17 +100,17 @@ class Saves(Checkpoint):
             return
         self._place.count(is_last=trainer.is_last_batch)
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        saves, checks = self.files.options.every_steps, self._check_every
+        saves, checks = self.files.every_steps, self._check_every
         self._is_due |= saves is not None and self._step // saves > before // saves
         if checks is not None and self._step // checks > before // checks:
             self._check_finite(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._is_due |= self.files.options.every_steps is None
+        self._is_due |= self.files.every_steps is None
 
     def _between_steps(self, trainer: pl.Trainer) -> None:
         """Saves and stops if due, after a step and its validation."""
-        is_alone, minutes = trainer.world_size == 1, self.files.options.minutes
+        is_alone, minutes = trainer.world_size == 1, self.files.minutes
         if not is_alone and self._place.batches % AGREE_EVERY_STEPS:
             is_asked = is_time = False
         else:
@@ -197,15 +198,6 @@ class Saves(Checkpoint):
             raise non_finite(self._checked_step + 1, trainer.global_step)
         self._checked_step = trainer.global_step
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return int(self._trainer.global_rank)
-
-    def broadcast(self, own: bool) -> bool:
-        """Returns the value of rank 0."""
-        return bool(self._trainer.strategy.broadcast(own))
-
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries."""
         self._more = more
@@ -223,18 +215,11 @@ def averages_weights(trainer: pl.Trainer) -> bool:
     return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
 
 
-class LastAsBest:
+def save_last_as_best(files: Checkpoints, value: float, step: int) -> None:
     """Writes ``best.ckpt`` with the content of ``last.ckpt``: a validation after training gave the best value."""
 
-    rank = 0
+    def write(path: Path, more: Mapping[str, Any]) -> None:
+        save({**load(files.folder / LAST, trusted=files.is_trusted), **more}, path)
 
-    def __init__(self, files: Checkpoints) -> None:
-        self._files = files
-
-    def broadcast(self, own: bool) -> bool:
-        """Returns its own value: rank 0 writes alone."""
-        return own
-
-    def write(self, path: Path, more: Mapping[str, Any]) -> None:
-        """Writes the last state with more entries."""
-        save({**load(self._files.folder / LAST, trusted=self._files.options.trusted), **more}, path)
+    files.begin(write, lambda flag: flag, rank=0)
+    files.save_best(value, step)

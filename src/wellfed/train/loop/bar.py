@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -52,8 +52,10 @@ class Bar:
     def begin(self, step: int) -> None:
         """Opens the bar of a training that goes on after a step."""
         self._began_s, self._first = self._clock(), step
-        self._line_at_s = self._began_s + LINE_S
-        if not self._console.is_terminal or self._console.quiet:
+        if self._console.quiet:
+            return
+        if not self._console.is_terminal:
+            self._line_at_s = self._began_s + LINE_S
             return
         from rich import progress
         from rich.live import Live
@@ -77,21 +79,25 @@ class Bar:
     def look(self, what: str, step: int) -> None:
         """Draws the bar, or prints a line, if one is due. ``what``: training, or validating."""
         now_s = self._clock()
-        if now_s < self._look_at_s:
+        if now_s < self._look_at_s or (self._screen is None and now_s < self._line_at_s):
             return
-        self._look_at_s = now_s + REDRAW_S
+        self._look_at_s, self._line_at_s = now_s + REDRAW_S, now_s + LINE_S
+        figures, live = list(map(Text, self._figures())), self._live()
         if self._screen is not None:
             self._progress.update(self._progress.task_ids[0], description=what, completed=step)
-            lines = [_line(parts, self._console.width) for parts in (map(Text, self._figures()), self._live())]
+            lines = [Text("  ", no_wrap=True, overflow="crop").join(parts) for parts in (figures, live)]
+            for line in lines:
+                line.truncate(self._console.width)
             self._screen.update(Group(self._progress.get_renderable(), *lines), refresh=True)
-        elif not (self._console.is_terminal or self._console.quiet) and now_s >= self._line_at_s:
-            self._line_at_s = now_s + LINE_S
-            shown = f"{what}: step {step:,}"
-            if self._total is not None and step > self._first:
-                left_s = (now_s - self._began_s) / (step - self._first) * max(0, self._total - step)
-                shown += f" of {self._total:,}, {show_duration(left_s)} left"
-            parts = [shown, *self._figures(), *(part.plain for part in self._live())]
-            self._console.print(", ".join(parts), soft_wrap=True)
+        else:
+            self._print(what, step, now_s, [part.plain for part in (*figures, *live)])
+
+    def _print(self, what: str, step: int, now_s: float, figures: list[str]) -> None:
+        shown = f"{what}: step {step:,}"
+        if self._total is not None and step > self._first:
+            left_s = (now_s - self._began_s) / (step - self._first) * max(0, self._total - step)
+            shown += f" of {self._total:,}, {show_duration(left_s)} left"
+        self._console.print(", ".join([shown, *figures]), soft_wrap=True)
 
     def _figures(self) -> list[str]:
         """Returns the rate and the latest metrics of training and validation; losses first, since a line is cut."""
@@ -99,10 +105,3 @@ class Bar:
         names.sort(key=lambda name: not name.endswith("/loss"))
         figures = [self._rate(), *(f"{name} {self._latest[name]:.4g}" for name in names[:4])]
         return [show_text(figure) for figure in figures if figure]
-
-
-def _line(parts: Iterable[Text], width: int) -> Text:
-    """Returns the parts two blanks apart, cut at the width of the terminal."""
-    line = Text("  ", no_wrap=True, overflow="crop").join(parts)
-    line.truncate(width)
-    return line

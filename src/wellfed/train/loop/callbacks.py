@@ -1,18 +1,18 @@
 """Callbacks of a plain model: early stopping, averaged weights, learning rates, and a table of the layers.
 
-They take the arguments of Lightning's callbacks that have the same purpose (`configs/callbacks`).
+They take the usual arguments of Lightning's callbacks with the same purpose (`configs/callbacks`). With any other
+argument or callback, Lightning trains the model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 
@@ -21,6 +21,10 @@ class Callback:
 
     ended_by: str | None = None
     """Reason of an end of training, read after each `looked` and after a resume; None = it goes on."""
+    monitor: str | None = None
+    """Metric that `looked` needs; None = none."""
+    average: nn.Module | None = None
+    """Weights to be validated, kept and tested in place of the model's, by the same names; None = none."""
 
     def begin(self, whole: nn.Module) -> None:
         """Called before the first step, when the model is on its device. Its names are those of checkpoints."""
@@ -32,151 +36,102 @@ class Callback:
         """Returns metrics for a row of training."""
         return {}
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Surrounds a validation."""
-        return nullcontext()
-
     def looked(self, metrics: Mapping[str, float]) -> None:
         """Called with the latest metrics after each epoch, or after each validation that comes by steps."""
+
+    def swap(self) -> None:
+        """Exchanges the model's weights with `average`; called before and after a validation."""
 
     def end(self) -> None:
         """Called after training, when the last checkpoint is written."""
 
-    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
-        """Adds to the content of a checkpoint, or changes it. ``name``: that of the callback."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns values for checkpoints."""
+        return {}
 
-    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
-        """Restores what `save_to` has added."""
-
-
-class UnknownMetric(LookupError):
-    """Error for a monitored metric that does not exist."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` has returned."""
 
 
 class EarlyStopping(Callback):
-    """End of training when ``monitor`` has not improved by ``min_delta`` for ``patience`` validations."""
+    """End of training when ``monitor`` has not improved by ``min_delta`` for ``patience`` validations, or is NaN."""
+
+    monitor: str
 
     def __init__(
-        self,
-        monitor: str,
-        mode: Literal["min", "max"] = "min",
-        patience: int = 3,
-        min_delta: float = 0.0,
-        check_finite: bool = True,
-        stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
+        self, monitor: str, mode: Literal["min", "max"] = "min", patience: int = 3, min_delta: float = 0.0
     ) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode} is neither min nor max")
         self.monitor, self._patience, self._min_delta = monitor, patience, abs(min_delta)
-        self._check_finite, self._enough, self._diverged = check_finite, stopping_threshold, divergence_threshold
         self._sign = -1 if mode == "min" else 1
         """Factor after which higher is better."""
-        self._value, self._best, self._waited = math.nan, -self._sign * math.inf, 0
+        self._value, self._best, self._waited = 0.0, -self._sign * math.inf, 0
 
     def looked(self, metrics: Mapping[str, float]) -> None:
-        if self.monitor not in metrics:
-            raise UnknownMetric(self.monitor)
         self._value = metrics[self.monitor]
         if self._sign * self._value > self._sign * self._best + self._min_delta:
             self._best, self._waited = self._value, 0
         else:
             self._waited += 1
-        self.ended_by = self._why()
+        self._decide()
 
-    def _why(self) -> str | None:
-        name, value = self.monitor, self._value
-        if self._check_finite and not math.isfinite(value):
-            return f"{name} is {value}."
-        if self._enough is not None and self._sign * value > self._sign * self._enough:
-            return f"{name} of {value:.4g} has passed stopping_threshold={self._enough:g}."
-        if self._diverged is not None and self._sign * value <= self._sign * self._diverged:
-            return f"{name} of {value:.4g} has passed divergence_threshold={self._diverged:g}."
-        if self._waited < self._patience:
-            return None
-        return f"{name} did not improve in the last {self._waited} validations. Best: {self._best:.4g}."
+    def _decide(self) -> None:
+        self.ended_by = None
+        if not math.isfinite(self._value):
+            self.ended_by = f"{self.monitor} is {self._value}."
+        elif self._waited >= max(1, self._patience):
+            waited = f"{self.monitor} did not improve in the last {self._waited} validations"
+            self.ended_by = f"{waited}. Best: {self._best:.4g}."
 
-    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
-        checkpoint["callbacks"][name] = {"value": self._value, "best": self._best, "waited": self._waited}
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self._value, "best": self._best, "waited": self._waited}
 
-    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
-        if (state := checkpoint["callbacks"].get(name)) is not None:
-            self._value, self._best, self._waited = float(state["value"]), float(state["best"]), int(state["waited"])
-            self.ended_by = None if math.isnan(self._value) and not self._waited else self._why()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value, self._best, self._waited = state["value"], state["best"], state["waited"]
+        self._decide()
 
 
 class Ema(Callback):
-    """Exponential moving average of weights and buffers, which is validated, kept and tested.
+    """Exponential moving average of weights and buffers.
 
     ``state_dict`` of a checkpoint is the average; ``current_model_state`` has the weights that training goes on with.
     """
 
     def __init__(
-        self,
-        decay: float = 0.999,
-        update_every_n_steps: int = 1,
-        update_starting_at_step: int | None = None,
-        use_buffers: bool = True,
-        device: str | None = None,
+        self, decay: float = 0.999, update_every_n_steps: int = 1, update_starting_at_step: int | None = None
     ) -> None:
         self._decay, self._every, self._first = decay, update_every_n_steps, update_starting_at_step or 0
-        self._use_buffers, self._device = use_buffers, device
         self._whole: nn.Module
-        self._average: AveragedModel | None = None
-
-    @property
-    def is_beside_model(self) -> bool:
-        """Whether the average is on the device of the model."""
-        return self._device is None
+        self._averaged: AveragedModel
 
     def begin(self, whole: nn.Module) -> None:
         self._whole = whole
-        device = next(whole.parameters()).device if self._device is None else torch.device(self._device)
-        average = get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
-        self._average = AveragedModel(whole, device, avg_fn=average, use_buffers=self._use_buffers)
+        device, average = next(whole.parameters()).device, get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
+        self._averaged = AveragedModel(whole, device, avg_fn=average, use_buffers=True)
+        self.average = self._averaged.module
 
     def stepped(self, step: int) -> None:
         done = step - 1
-        if done >= self._first and done % self._every == 0 and self._average is not None:
-            self._average.update_parameters(self._whole)
+        if done >= self._first and done % self._every == 0:
+            self._averaged.update_parameters(self._whole)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields each weight and buffer of the average with that of the model."""
-        assert self._average is not None
-        average, own = self._average.module, self._whole
-        return zip(chain(average.parameters(), average.buffers()), chain(own.parameters(), own.buffers()), strict=True)
-
-    def _swap(self) -> None:
-        for average, own in self._pairs():
+    def swap(self) -> None:
+        each = [chain(module.parameters(), module.buffers()) for module in (self._averaged.module, self._whole)]
+        for average, own in zip(*each, strict=True):
             before = average.data.clone()
             average.data.copy_(own.data)
             own.data.copy_(before)
 
     def end(self) -> None:
-        for average, own in self._pairs():
-            own.data.copy_(average.data)
-        self._average = None
+        self.swap()
+        del self._averaged, self.average
 
-    def save_to(self, checkpoint: dict[str, Any], name: str) -> None:
-        assert self._average is not None
-        state = self._average.state_dict()
-        checkpoint["current_model_state"] = checkpoint["state_dict"]
-        averaged = {key.removeprefix("module."): each for key, each in state.items() if key.startswith("module.")}
-        checkpoint["state_dict"] = averaged
-        checkpoint["averaging_state"] = {key: each for key, each in state.items() if not key.startswith("module.")}
+    def state_dict(self) -> dict[str, Any]:
+        return {"n_averaged": self._averaged.n_averaged}
 
-    def load_from(self, checkpoint: Mapping[str, Any], name: str) -> None:
-        assert self._average is not None
-        state = {f"module.{key}": value for key, value in checkpoint["state_dict"].items()}
-        self._average.load_state_dict({**self._average.state_dict(), **state, **checkpoint.get("averaging_state", {})})
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._averaged.n_averaged.copy_(state["n_averaged"])
 
 
 class LrMonitor(Callback):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -32,15 +31,11 @@ class CachedBatches:
 
     def __iter__(self) -> Iterator[Delivery]:
         for number in range(self._length):
-            delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
+            delivery = copy.copy(self._deliveries[number % len(self._deliveries)])  # keeps its counted size
             delivery.index = number
             # A step may change the structure of its batch; the tensors are shared.
             delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
             yield delivery
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the start position."""
-        return {"epoch": 0, "batch": 0}
 
 
 def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
@@ -66,14 +61,15 @@ def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, 
             ready.append(replace(delivery, batch=batch, is_on_device=True))
     except Exception as error:  # noqa: BLE001  raised below, when no other rank waits in a step
         failure, ready = error, []
-    steps = model.place.least(steps if ready else 0)
+    steps = min(model.place.gather(steps if ready else 0))
     if failure is not None:
         raise failure
     if steps == 0:
         return None
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
-    with put_back(model.whole, model.device), model.only_timed():
+    with put_back(model.whole, model.device):
         cached, limits = CachedBatches(ready, steps + WARMUP_STEPS), Limits(max_epochs=1)
-        Training(model, cached, limits, clock=clock, watchers=Watchers(take_rows=rows.extend)).fit()
+        watchers = Watchers(take_rows=rows.extend)
+        Training(model.for_timing(), cached, limits, clock=clock, watchers=watchers).fit()
     return summarise(rows)

@@ -6,8 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
+from wellfed.config.schema import TrainerConfig
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.checkpoint_values import load
@@ -27,31 +27,20 @@ BEST_VALUES = "best"
 """Key of a checkpoint's entry with the metric that picks ``best.ckpt``, in that file alone."""
 
 
-@dataclass(frozen=True)
-class CheckpointOptions:
-    """Times of checkpoints, number of kept ones, and metric of the best."""
-
-    every_steps: int | None
-    minutes: float | None
-    keep_last: int
-    best_metric: str
-    best_mode: Literal["max", "min"]
-    trusted: bool = False
-    """Whether files may hold pickled objects, see `trainer.trusted_checkpoints`."""
-
-
 class Checkpoints:
     """Files: ``last.ckpt``, earlier ones as ``last-1.ckpt`` and so on, ``keep_last`` in all, and ``best.ckpt`` with its
     value."""
 
-    saving: Any
-    """Training that writes them; set it when that begins. On all ranks alike, ``write(path, more)`` writes the state
-    with more entries on rank 0, and ``broadcast(flag)`` returns the flag of rank 0, whose ``rank`` is 0."""
+    _write: Callable[[Path, Mapping[str, Any]], None]
+    _broadcast: Callable[[bool], bool]
+    _is_first: bool
 
     def __init__(
         self,
         folder: Path,
-        options: CheckpointOptions,
+        trainer: TrainerConfig,
+        best_metric: str,
+        best_mode: Literal["max", "min"],
         on_disk_error: Callable[[BaseException, int], None],
         *,
         progress: Progress | None = None,
@@ -59,17 +48,32 @@ class Checkpoints:
     ) -> None:
         """
         Args:
+            trainer: when to save, and how many files are kept.
             on_disk_error: called with the error of a save, and its step.
             on_saved: called on rank 0 with step and name of each written file.
         """
-        self.folder, self.options = folder, options
+        self.folder, self._keep_last = folder, trainer.keep_last
+        self.every_steps, self.minutes = trainer.checkpoint_every_steps, trainer.checkpoint_minutes
+        self.is_trusted = trainer.trusted_checkpoints
+        """Whether files may hold pickled objects."""
         self._failures: dict[str, tuple[int, Path, BaseException]] = {}
         """Step, path and error of each file whose latest save failed."""
         self.last_step: int | None = None
         """Step of ``last.ckpt`` if this process has written or loaded it, else None."""
         self._on_disk_error, self._on_saved = on_disk_error, on_saved
         self._progress = progress or Progress()
-        self.compare_by(options.best_metric, options.best_mode)
+        self.compare_by(best_metric, best_mode)
+
+    def begin(
+        self, write: Callable[[Path, Mapping[str, Any]], None], broadcast: Callable[[bool], bool], rank: int
+    ) -> None:
+        """Sets what the present training saves by, on all ranks alike.
+
+        Args:
+            write: writes the state with more entries on rank 0.
+            broadcast: returns the flag of rank 0.
+        """
+        self._write, self._broadcast, self._is_first = write, broadcast, rank == 0
 
     @property
     def failure(self) -> tuple[int, Path, BaseException] | None:
@@ -79,8 +83,10 @@ class Checkpoints:
     def compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         """Picks the best by this metric from now on."""
         self.best_metric, self.best_mode = metric, mode
-        self.best_value = _best_value(self.folder / BEST, metric, trusted=self.options.trusted)
+        self.best_value: float | None = None
         """Best value so far, that of a resumed run included."""
+        with suppress(OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):  # there is none
+            self.best_value = float(load(self.folder / BEST, trusted=self.is_trusted)[BEST_VALUES][metric])
 
     def loaded(self, checkpoint: Path, step: int) -> None:
         """Notes that training goes on from a file."""
@@ -122,29 +128,26 @@ class Checkpoints:
 
     def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
-        failure: BaseException | None = None
-        is_first = self.saving.rank == 0
+        path = self.folder / name
+        self._failures.pop(name, None)
         with self._progress.during("checkpoint"):
             try:
-                with replacing(self.folder / name) if is_first else nullcontext(self.folder / name) as path:
-                    self.saving.write(path, more)
-                    if name == LAST and is_first:
+                with replacing(path) if self._is_first else nullcontext(path) as written:
+                    self._write(written, more)
+                    if name == LAST and self._is_first:
                         self._rotate()
             except (OSError, RuntimeError) as error:
                 if not is_disk_error(error):
                     raise
-                failure = error
+                self._failures[name] = step, path, error
                 self._on_disk_error(error, step)
-            self._failures.pop(name, None)
-            if failure is not None:
-                self._failures[name] = step, self.folder / name, failure
                 _LOG.warning(
                     "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
                     "next checkpoint tries again.",
-                    *(self.folder / name, step, first_line(failure)),
+                    *(path, step, first_line(error)),
                 )
-            is_written = bool(self.saving.broadcast(failure is None))
-        if is_written and is_first:
+            is_written = bool(self._broadcast(name not in self._failures))
+        if is_written and self._is_first:
             self._on_saved(step, name)
         return is_written
 
@@ -153,18 +156,10 @@ class Checkpoints:
         process has neither written nor loaded may be damaged, and is not kept."""
         if self.last_step is None:
             return
-        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self.options.keep_last))]
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep_last))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             if newer.exists():
                 newer.replace(older)
-
-
-def _best_value(path: Path, metric: str, *, trusted: bool) -> float | None:
-    """Returns the value of a ``best.ckpt``; None without one."""
-    try:
-        return float(load(path, trusted=trusted)[BEST_VALUES][metric])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
-        return None
 
 
 def is_disk_error(error: BaseException) -> bool:

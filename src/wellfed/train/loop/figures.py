@@ -22,7 +22,7 @@ class Figures:
         self.step, self.epoch = 0, 0
         """Progress of training, for all rows."""
         self.handed_over_step = 0
-        """Last step whose metrics are written. With ``stops_on_nan`` all losses up to it are finite."""
+        """Last step whose metrics are written."""
         self.validated_step: int | None = None
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
@@ -32,11 +32,6 @@ class Figures:
     def begin(self, step: int, epoch: int) -> None:
         """Begins a training that goes on after a step."""
         self.step, self.epoch, self.handed_over_step = step, epoch, step
-
-    @property
-    def finite_step(self) -> int:
-        """Step up to which all losses are known to be finite."""
-        return self.handed_over_step if self.stops_on_nan else 0
 
     def trained(self, values: Mapping[str, float]) -> None:
         """Writes the means since the last row of training.

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +23,7 @@ Told = TypeVar("Told")
 
 
 class Whole(nn.Module):
-    """A plain model within DDP or FSDP, whose forward calls any function. Names in checkpoints begin with ``model.``"""
+    """A plain model within DDP, whose forward calls any function. Names in checkpoints begin with ``model.``"""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -34,74 +34,48 @@ class Whole(nn.Module):
         return call(*arguments)
 
 
-@dataclass(frozen=True)
-class PlaceOptions:
-    """Where a model is trained."""
+@dataclass
+class Place:
+    """Where a model is trained: the device of this process, and the other ranks. All ranks must call each method
+    alike."""
 
     accelerator: Literal["cpu", "gpu"] = "cpu"
     devices: int = 1
     num_nodes: int = 1
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """A plain model has DDP on several ranks; ``fsdp`` is Lightning's."""
     precision: str = "32-true"
     deterministic: bool = False
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks, one for each device."""
-        return self.num_nodes * self.devices
-
-
-class Place:
-    """The device of this process, and the other ranks of the training. All ranks must call each method alike."""
-
-    def __init__(self, options: PlaceOptions) -> None:
-        quiet_fabric()
-        self.options, timeout = options, timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-        strategy: Any = options.strategy
-        if strategy == "fsdp":
-            from wellfed.train.loop.sharding import fsdp_strategy
-
-            strategy = fsdp_strategy(timeout, Whole)
-        elif options.world_size > 1:
-            strategy = DDPStrategy(timeout=timeout, find_unused_parameters=True)
-        self._fabric = Fabric(
-            accelerator=options.accelerator, devices=options.devices, num_nodes=options.num_nodes, strategy=strategy
-        )
-        self.is_sharded, self.is_replicated = options.strategy == "fsdp", isinstance(strategy, DDPStrategy)
-        self._has_begun = False
-
-    def begin(self) -> None:
-        """Starts the other ranks of this machine unless a launcher has, and meets all of them; once."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        self._fabric.launch()
-        if self.options.deterministic:
-            torch.use_deterministic_algorithms(True)
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        device: torch.device = self._fabric.device
-        return device
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank, from 0; known after `begin`."""
-        rank: int = self._fabric.global_rank
-        return rank
+    device: torch.device = field(init=False)
+    """The device of this rank; known after `begin`."""
+    rank: int = field(init=False)
+    """Number of this rank, from 0; known after `begin`."""
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
-        return self.options.world_size
+        """Number of ranks, one for each device."""
+        return self.num_nodes * self.devices
+
+    def begin(self) -> None:
+        """Starts the other ranks of this machine unless a launcher has, and meets all of them."""
+        quiet_fabric()
+        timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+        self._fabric = Fabric(
+            accelerator=self.accelerator,
+            devices=self.devices,
+            num_nodes=self.num_nodes,
+            strategy=DDPStrategy(timeout=timeout, find_unused_parameters=True) if self.size > 1 else "auto",
+        )
+        self._fabric.launch()
+        self.device, self.rank = self._fabric.device, self._fabric.global_rank
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True)
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
     def wrap(self, module: Whole) -> nn.Module:
-        """Moves a module to the device; returns it, or its DDP or FSDP."""
+        """Moves a module to the device; returns it, or its DDP."""
         strategy: Any = self._fabric.strategy
-        if not self.is_sharded:
-            strategy.module_to_device(module)
+        strategy.module_to_device(module)
         wrapper: nn.Module = strategy.setup_module(module)
         if self.device.type == "cuda" and self.size > 1:
             # DDP is made on another stream, where it sends the weights of rank 0. A step must not begin before that.
@@ -119,14 +93,6 @@ class Place:
         found = torch.tensor([float(flag) for flag in flags], device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return [value > 0 for value in found.tolist()]
-
-    def least(self, number: int) -> int:
-        """Returns the smallest number of all ranks."""
-        if self.size == 1:
-            return number
-        found = torch.tensor(number, device=self.device)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
 
     def mean(self, values: Tensor) -> Tensor:
         """Returns the mean of a tensor over all ranks."""

@@ -18,20 +18,20 @@ class Rates:
 
     monitor: str | None = None
     """Metric that the rates follow; None = none."""
-    kind = "factor"
-    """Setter of the rates: ``factor``, or the class of a scheduler."""
+    kind = "workload.schedule.name"
+    """Setter of the rates: this knob, or the class of a scheduler."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
         """``factor`` returns the factor on the rates by finished steps."""
-        self._groups, self._factor, self._done = optimizer.param_groups, factor, -1
-        self._base = [float(group["lr"]) for group in self._groups]
+        self._optimizer, self._factor, self._done = optimizer, factor, -1
+        self._base = [float(group["lr"]) for group in optimizer.param_groups]
         self.stepped(False)
 
     def stepped(self, is_last: bool) -> None:
         """Sets the rates of the next step; ``is_last``: the epoch is over."""
         self._done += 1
         factor = self._factor(self._done)
-        for group, base in zip(self._groups, self._base, strict=True):
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(base * factor)
             else:
@@ -44,22 +44,20 @@ class Rates:
         """Returns values for checkpoints."""
         return {"kind": self.kind, "done": self._done}
 
-    def load_state_dict(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already.
 
         Raises:
             ConfigError: another kind of schedule has set the rates until then.
         """
         if state["kind"] != self.kind:
-            names = {"factor": "workload.schedule.name"}
-            before, now = (names.get(kind, kind) for kind in (state["kind"], self.kind))
-            problem = f"the rates were set by {before} until this checkpoint, and now by {now}."
+            problem = f"the rates were set by {state['kind']} until this checkpoint, and now by {self.kind}."
             way_out = "Set workload.schedule as in the run that goes on, or begin a new run."
             raise ConfigError.of("workload.schedule", problem, way_out)
-        self._load(state, optimizer)
+        self._load({name: value for name, value in state.items() if name != "kind"})
 
-    def _load(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        self._groups, self._done = optimizer.param_groups, int(state["done"]) - 1
+    def _load(self, state: dict[str, Any]) -> None:
+        self._done = int(state["done"]) - 1
         self.stepped(False)
 
 
@@ -95,8 +93,8 @@ class ScheduledRates(Rates):
     def state_dict(self) -> dict[str, Any]:
         return {**self._scheduler.state_dict(), "kind": self.kind}
 
-    def _load(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        self._scheduler.load_state_dict({name: value for name, value in state.items() if name != "kind"})
+    def _load(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state)
 
 
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:

@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import logging
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from wellfed import generators
 from wellfed.errors import ConfigError, is_the_users, type_and_line
 from wellfed.train.checkpoint_values import load
-from wellfed.train.loop.callbacks import Ema
 
 if TYPE_CHECKING:
     from wellfed.train.loop.training import Training
 
-_LOG = logging.getLogger(__name__)
-
 
 def state_of(training: Training) -> dict[str, Any]:
-    """Returns the content of a checkpoint between two steps, but for that of callbacks. All ranks call it; that of
-    rank 0 is whole."""
+    """Returns the content of a checkpoint between two steps. All ranks call it."""
     model, place = training.model, training.model.place
     own, position = generators.state(model.device), training.loader.state_dict()
+    weights = {"state_dict": model.whole.state_dict()}
+    if training.average is not None:
+        weights = {"state_dict": training.average.state_dict(), "current_model_state": weights["state_dict"]}
     content: dict[str, Any] = {
-        "state_dict": model.weights(),
-        "optimizer_states": [model.optimizer_state(training.optimizer)],
+        **weights,
+        "optimizer_states": [training.optimizer.state_dict()],
         "lr_schedulers": [training.rates.state_dict()],
         "global_step": training.number,
         "epoch": training.epoch,
         "position": position,
-        "elapsed_s": training.elapsed_s,
+        "position_of_ranks": place.gather(position),
+        "elapsed_s": time.monotonic() - training.began_s,
         "figures": dict(training.figures.latest),
-        "callbacks": {},
+        "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
         "rng": own,
-        "trained": model.trained(),
+        "rng_of_ranks": place.gather(own),
         "totals": model.totals.state_dict(place.mean if place.size > 1 else None),
     }
-    if place.size > 1:
-        content["rng_of_ranks"] = place.gather(own)
-        content["position_of_ranks"] = place.gather(position)
     if training.scaler is not None:
         content["scaler"] = training.scaler.state_dict()
     return content
@@ -57,33 +52,31 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
     Raises:
         ConfigError: the checkpoint does not hold such a state.
     """
+    model, place, optimizer = training.model, training.model.place, training.optimizer
     with _restoring(path):
-        state = load(path, trusted=training.checkpoints is not None and training.checkpoints.options.trusted)
-        model, place, callbacks = training.model, training.model.place, training.callbacks
-        if "current_model_state" in state and not any(isinstance(one, Ema) for one in callbacks.values()):
-            _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
-        model.load(state.get("current_model_state", state["state_dict"]))
+        state = load(path, trusted=training.checkpoints is not None and training.checkpoints.is_trusted)
+        model.whole.load_state_dict(state.get("current_model_state", state["state_dict"]))
+        if training.average is not None:
+            training.average.load_state_dict(state["state_dict"])
         model.totals.load_state_dict(state["totals"])
-        model.load_optimizer_state(training.optimizer, state["optimizer_states"][0], state["trained"])
+        optimizer.load_state_dict(state["optimizer_states"][0])
+        if optimizer.defaults.get("foreach") is False:  # a restart's change, which the checkpoint does not have
+            for group in optimizer.param_groups:
+                group["foreach"] = False
         if training.scaler is not None and "scaler" in state:
             training.scaler.load_state_dict(state["scaler"])
-        training.rates.load_state_dict(state["lr_schedulers"][0], training.optimizer)
-        positions = state.get("position_of_ranks", ())
-        training.loader.load_state_dict(positions[place.rank] if len(positions) == place.size else state["position"])
+        training.rates.load_state_dict(state["lr_schedulers"][0])
+        is_same = len(state["rng_of_ranks"]) == place.size
+        rank = place.rank if is_same else 0
+        training.loader.load_state_dict(state["position_of_ranks"][rank])
         training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
         training.elapsed_before_s = float(state["elapsed_s"])
         training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
-        for name, callback in callbacks.items():
-            callback.load_from(state, name)
-        of_ranks = state.get("rng_of_ranks", ())
-        if len(of_ranks) == place.size:
-            drawn: Mapping[str, Any] | None = of_ranks[place.rank]
-        else:
-            drawn = state["rng"] if place.rank == 0 or not place.is_replicated else None
-        if drawn is not None:
-            with generators.kept():  # a damaged state ends the run here, before training
-                generators.restore(dict(drawn), torch.device("cpu"))
-        return drawn
+        for name, callback in training.callbacks.items():
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
+        drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
+    return drawn if is_same or place.rank == 0 else None
 
 
 @contextmanager

@@ -31,9 +31,8 @@ class SyncSearch:
     """
 
     def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
-        self._on_found = on_found
+        self._on_found, self._num_ended = on_found, 0
         self._places: Counter[str] = Counter()
-        self._num_ended = 0
         self._caught: warnings.catch_warnings[None] | None = None
 
     def step_ended(self) -> None:
@@ -73,10 +72,9 @@ class SyncSearch:
 
 def place_of(frame: FrameType | None) -> str | None:
     """Returns ``file:line`` of the nearest call in the user's code; None if there is none."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if is_the_users(name):
-            path = Path(name)
-            return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"
+    while frame is not None and not is_the_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    if frame is None:
+        return None
+    path = Path(frame.f_code.co_filename)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{frame.f_lineno}"

@@ -11,13 +11,13 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
@@ -29,7 +29,7 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.sample_rng import seed_from
 from wellfed.train.checkpoint_values import check, readable, save
 from wellfed.train.loop.bar import Bar
-from wellfed.train.loop.callbacks import Callback, UnknownMetric
+from wellfed.train.loop.callbacks import Callback
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
@@ -56,9 +56,10 @@ class Limits:
 
     def total_steps(self, steps_per_epoch: int | None) -> int | None:
         """Returns the optimizer steps of the whole run; None if only time limits it or epochs have no length."""
-        is_known = self.max_epochs is not None and steps_per_epoch is not None
-        of_epochs = self.max_epochs * steps_per_epoch if is_known else None  # type: ignore[operator]
-        return min((limit for limit in (of_epochs, self.max_steps) if limit is not None), default=None)
+        limits = [] if self.max_steps is None else [self.max_steps]
+        if self.max_epochs is not None and steps_per_epoch is not None:
+            limits.append(self.max_epochs * steps_per_epoch)
+        return min(limits, default=None)
 
 
 @dataclass(kw_only=True)
@@ -85,9 +86,20 @@ class Watchers:
     is_measured: Callable[[int], bool] | None = None
     """Returns whether a timed training has enough steps."""
 
+    def close(self) -> None:
+        """Ends what shows or records the steps."""
+        for watcher in (self.sync_search, self.bar, self.trace):
+            if watcher is not None:
+                watcher.close()
+
 
 class Training:
     """One training of a plain model. `fit` begins it or goes on with it, and returns at a limit."""
+
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    rates: Rates
+    step: TrainStep
 
     def __init__(
         self,
@@ -116,10 +128,6 @@ class Training:
         self.model, self.loader, self.limits, self.clock = model, loader, limits, clock
         self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
         self.checkpoints, self.callbacks, self.watchers = checkpoints, dict(callbacks or {}), watchers or Watchers()
-        options = None if checkpoints is None else checkpoints.options
-        self._save_every = None if options is None else options.every_steps
-        self._save_s = math.inf if options is None or options.minutes is None else 60 * options.minutes
-        self._most_s = math.inf if limits.max_time_s is None else limits.max_time_s
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
         self.ended_by: str | None = None
@@ -132,21 +140,19 @@ class Training:
         self._place, self._wall = model.place, clock.wall
         self._is_alone = model.place.size == 1
         self._warmup_left, self._steps_per_epoch = warmup_steps, steps_per_epoch
-        self._is_between_steps = self._has_stepped = False
-        self._checks_state = checkpoints is not None and not checkpoints.options.trusted and not self._place.is_sharded
-        """The content of checkpoints is still to be checked after the first step, which may add to it."""
+        minutes = None if checkpoints is None else checkpoints.minutes
+        self._save_every = None if checkpoints is None else checkpoints.every_steps
+        self._save_s = math.inf if minutes is None else 60 * minutes
+        self._most_s = math.inf if limits.max_time_s is None else limits.max_time_s
+        self._has_stepped = False
         self._checked_step = 0
         """Last step after which weights and loss were known to be finite."""
-        self._saved_at_s = self._began_s = time.monotonic()
+        self._saved_at_s = self.began_s = time.monotonic()
         self._due_step, self._due_s = 0.0, math.inf
         """Step, and time, from which something may be due after a step."""
         self._is_best = False
         """The latest validation was the best so far, and is not saved yet."""
         self._steppers = [one for one in self.callbacks.values() if type(one).stepped is not Callback.stepped]
-        self.scaler: torch.amp.GradScaler | None = None
-        self.step: TrainStep
-        self.optimizer: torch.optim.Optimizer
-        self.rates: Rates
 
     # -- begin and end --------------------------------------------------------------------------------------------
 
@@ -166,19 +172,17 @@ class Training:
             if drawn is not None:  # a loader draws nothing from them to get to its place
                 generators.restore(dict(drawn), self.model.device)
             self._saved_at_s = time.monotonic()
-            self._began_s = self._saved_at_s - self.elapsed_before_s
+            self.began_s = self._saved_at_s - self.elapsed_before_s
             self._plan_ahead()
-            if self._checks_state:
-                self._due_step = self.number + 1
             while self.ended_by is None:
                 self._run_epoch()
             self._end()
-        except BaseException as error:
-            self._close_watchers()
-            self._failed(error)
+        except NonFiniteLoss as error:
+            if self.checkpoints is not None:
+                error.add_note(self.checkpoints.way_back())
             raise
         finally:
-            self._close_watchers()
+            self.watchers.close()
             self._stop.is_stepping = False
         if self._place.any_of([self._stop.signum is not None])[0]:  # the last checkpoint is written
             raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
@@ -193,7 +197,7 @@ class Training:
             self.rates = Rates(self.optimizer, model.lr_factor)
         else:
             self.rates = ScheduledRates(self.optimizer, model.scheduling, self._wall)
-        self.scaler = model.make_scaler()
+        self.scaler = torch.amp.GradScaler(model.device.type) if model.precision.name == "16-mixed" else None
         for callback in self.callbacks.values():
             callback.begin(model.whole)
         drawn = None if checkpoint is None else load_state(self, checkpoint)
@@ -202,7 +206,7 @@ class Training:
         self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
         self.figures.begin(self.number, self.epoch)
         if files is not None:
-            files.saving = self
+            files.begin(self.write, self._place.broadcast, self._place.rank)
             if checkpoint is not None:
                 files.loaded(checkpoint, self.number)
                 files.last_step = self._place.broadcast(files.last_step)
@@ -210,12 +214,12 @@ class Training:
         return drawn
 
     def _begin(self) -> None:
-        watchers, number = self.watchers, self.number
-        if self._checks_state:
+        watchers, number, files = self.watchers, self.number, self.checkpoints
+        if files is not None and not files.is_trusted:
             check(state_of(self))  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
-        if (rank := self._place.rank) and self._place.is_replicated:  # ranks of a sharded model draw alike
+        if rank := self._place.rank:
             generators.seed_all(seed_from(self.model.options.seed, rank, number))
         if watchers.trace is not None:
             watchers.trace.begin(self.model.device)
@@ -231,7 +235,8 @@ class Training:
         self._wall.switch(END)
         self.watchers.take_rows(self.clock.rows(wait=True))
         if self._validation is not None and self.figures.validated_step != self.number:
-            self._validate_at_end()
+            self._save_last()  # a longer run has no such validation, so callbacks and schedulers don't count it
+            self._evaluate()
         self._save_best()
         self._save_last()
         if self.checkpoints is not None:
@@ -240,23 +245,6 @@ class Training:
             callback.end()
         self.model.step = None
         del self.step, self.optimizer, self.rates  # frees their device memory
-
-    def _close_watchers(self) -> None:
-        for watcher in (self.watchers.sync_search, self.watchers.bar, self.watchers.trace):
-            if watcher is not None:
-                watcher.close()
-
-    def _failed(self, error: BaseException) -> None:
-        """Saves the state after an error between two steps. One within a step loses those since the last checkpoint."""
-        if self.checkpoints is None:
-            return
-        if isinstance(error, NonFiniteLoss):
-            error.add_note(self.checkpoints.way_back())
-        elif self._is_alone and self._has_stepped and self._is_between_steps:
-            try:
-                self._save_before_stop()
-            except Exception as second:  # noqa: BLE001  the first error is the one to report
-                _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(second))
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -273,14 +261,16 @@ class Training:
                 if keep_pace is not None:
                     keep_pace()
                 clock.ask()
-                self._is_between_steps = True
-                if is_alone:  # several ranks stop together, not in a wait
-                    stop.begin_wait()
                 try:
+                    if is_alone:  # several ranks stop together, not in a wait
+                        stop.begin_wait()
                     delivery = next(deliveries)
+                except BaseException:
+                    if is_alone and self._has_stepped:
+                        self._save_before_stop()
+                    raise
                 finally:
                     stop.is_stepping = True
-                self._is_between_steps = False
                 clock.got()
                 if not self._has_stepped:
                     self._has_stepped = True
@@ -358,10 +348,6 @@ class Training:
     def _after_step(self, is_last: bool) -> None:
         """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
         every, number = self.limits.validate_every_steps, self.number
-        if self._checks_state:
-            self._checks_state = False
-            check(state_of(self))
-            self.clock.interrupt()
         validates = self._validation is not None and (is_last if every is None else number % every == 0)
         if validates:
             self._validate()
@@ -371,7 +357,7 @@ class Training:
         if self._is_alone or validates or number % AGREE_EVERY_STEPS == 0:
             now_s = time.monotonic()
             flags = [self._stop.signum is not None, now_s >= self._saved_at_s + self._save_s]
-            is_asked, is_time, is_late = self._place.any_of([*flags, now_s >= self._began_s + self._most_s])
+            is_asked, is_time, is_late = self._place.any_of([*flags, now_s >= self.began_s + self._most_s])
         self.ended_by = self.ended_by or self._limit(is_late=is_late)
         self._save_best()
         if is_asked:
@@ -399,7 +385,7 @@ class Training:
         steps = [(self.number // every + 1) * every for every in rhythms if every]
         self._due_step = min([*steps, self.limits.max_steps or math.inf])
         # Several ranks look at their clocks every few steps.
-        self._due_s = min(self._saved_at_s + self._save_s, self._began_s + self._most_s) if self._is_alone else math.inf
+        self._due_s = min(self._saved_at_s + self._save_s, self.began_s + self._most_s) if self._is_alone else math.inf
 
     def _end_epoch(self) -> None:
         self.epoch += 1
@@ -411,10 +397,9 @@ class Training:
     def _show_callbacks(self) -> None:
         """Shows callbacks the latest metrics, by which one may end the training."""
         for name, callback in self.callbacks.items():
-            try:
-                callback.looked(self.figures.latest)
-            except UnknownMetric as error:
-                raise nobody_logs(f"callbacks.{name}.monitor", str(error), self.figures.latest) from error
+            if callback.monitor is not None and callback.monitor not in self.figures.latest:
+                raise nobody_logs(f"callbacks.{name}.monitor", callback.monitor, self.figures.latest)
+            callback.looked(self.figures.latest)
         self.ended_by = self.ended_by or self._ended_by_callback()
 
     def _ended_by_callback(self) -> str | None:
@@ -427,42 +412,45 @@ class Training:
 
     # -- validation -----------------------------------------------------------------------------------------------
 
-    def _validate(self, *, is_at_end: bool = False) -> None:
-        assert self._validation is not None
-        watchers, figures, bar = self.watchers, self.figures, self.watchers.bar
-        look = (lambda: None) if bar is None else partial(bar.look, "validating", self.number)
-        if watchers.sync_search is not None:
-            watchers.sync_search.close()
-        with watchers.progress.during("validate"), ExitStack() as averages:
-            for callback in self.callbacks.values():
-                averages.enter_context(callback.evaluating())
-            figures.validated(self.model.evaluate("val", self._validation, self.number, look))
-        self.clock.interrupt()
+    def _validate(self) -> None:
+        self._evaluate()
         if self.limits.validate_every_steps is not None:
             self._show_callbacks()
-        if not is_at_end and (reason := self._prune(self.number)) is not None:
+        if (reason := self._prune(self.number)) is not None:
             self.ended_by, self.is_pruned = reason, True
         self._show_rates(at_epoch_end=False)
-        if self.checkpoints is not None:
-            value = figures.latest.get(f"val/{self.checkpoints.best_metric}")
-            self._is_best = self._place.broadcast(self.checkpoints.is_best(value))
 
-    def _validate_at_end(self) -> None:
-        """Validates after the last step, which no rhythm asks for."""
-        self._save_last()  # a longer run has no such validation, so callbacks and schedulers must not count it
-        drawn = generators.state(self.model.device)
-        self._validate(is_at_end=True)
-        generators.restore(drawn, self.model.device)
+    def _evaluate(self) -> None:
+        assert self._validation is not None
+        watchers, figures, files = self.watchers, self.figures, self.checkpoints
+        look = (lambda: None) if watchers.bar is None else partial(watchers.bar.look, "validating", self.number)
+        if watchers.sync_search is not None:
+            watchers.sync_search.close()
+        with watchers.progress.during("validate"):
+            self._swap()
+            figures.validated(self.model.evaluate("val", self._validation, self.number, look))
+            self._swap()
+        self.clock.interrupt()
+        if files is not None:
+            self._is_best = self._place.broadcast(files.is_best(figures.latest.get(f"val/{files.best_metric}")))
+
+    def _swap(self) -> None:
+        for callback in self.callbacks.values():
+            callback.swap()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
+    @property
+    def average(self) -> nn.Module | None:
+        """Weights that a callback averages; None without."""
+        return next((one.average for one in self.callbacks.values() if one.average is not None), None)
+
     def _save_best(self) -> None:
-        if self.checkpoints is None or not self._is_best:
-            return
-        self._is_best = False
-        self._prepare_save()
-        value = self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan)
-        self.checkpoints.save_best(value, self.number)
+        if self.checkpoints is not None and self._is_best:
+            self._is_best = False
+            self._prepare_save()
+            value = self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan)
+            self.checkpoints.save_best(value, self.number)
 
     def _save_last(self) -> None:
         """Writes ``last.ckpt`` unless it has this step already.
@@ -470,48 +458,32 @@ class Training:
         Raises:
             NonFiniteLoss: a weight or the loss is not finite; earlier checkpoints stay.
         """
-        if self.checkpoints is None or self.checkpoints.last_step == self.number:
-            return
-        self._saved_at_s = time.monotonic()
-        self._prepare_save()
-        self.checkpoints.save_last(self.number)
+        if self.checkpoints is not None and self.checkpoints.last_step != self.number:
+            self._saved_at_s = time.monotonic()
+            self._prepare_save()
+            self.checkpoints.save_last(self.number)
 
     def _save_before_stop(self) -> None:
-        """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
+        """Saves before a stop, or after an error between two steps. A failure is a warning: the first reason counts."""
         try:
             self._save_last()
         except NonFiniteLoss as error:
             _LOG.warning("%s %s", error, self.checkpoints and self.checkpoints.way_back())
+        except Exception as error:  # noqa: BLE001  whatever the user's state raises
+            _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(error))
 
     def _prepare_save(self) -> None:
         self.clock.interrupt()
         self.watchers.on_save()
-        first = max(self._checked_step + 1, self.figures.finite_step)  # a finite loss was computed before its step
         loss = self.model.totals.state_dict()["sums"].get("loss")
         is_good = is_finite(self.model.whole, self.model.device, [] if loss is None else [loss])
         if self._place.any_of([not is_good])[0]:
-            raise non_finite(first, self.number)
+            raise non_finite(self._checked_step + 1, self.number)
         self._checked_step = self.number
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return self._place.rank
-
-    def broadcast(self, own: bool) -> bool:
-        """Returns the value of rank 0."""
-        return self._place.broadcast(own)
 
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries, on rank 0. Other ranks take part."""
         content = {**state_of(self), **more}
-        for name, callback in self.callbacks.items():
-            callback.save_to(content, name)
-        if self.rank == 0:
-            is_trusted = self.checkpoints is not None and self.checkpoints.options.trusted
+        if self._place.rank == 0:
+            is_trusted = self.checkpoints is not None and self.checkpoints.is_trusted
             save(content if is_trusted else readable(content)[0], path)
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds of training so far, those of earlier processes included."""
-        return time.monotonic() - self._began_s

@@ -1,9 +1,8 @@
-"""Evaluates the batches of a split, again in smaller parts if memory runs out. Merges the metrics of all ranks."""
+"""Evaluates the batches of a split, in smaller parts if memory runs out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 
@@ -18,44 +17,29 @@ from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import Preparation
 
-SHARING_STRATEGIES = ("auto", "ddp")
-"""Strategies in which each rank has the whole model and can evaluate a batch alone."""
 
-
-@dataclass
 class Evaluating:
-    """Evaluation of the batches of a split, in parts of at most ``_at_most`` samples.
+    """Evaluation of the batches of a split. An out-of-memory error halves the largest part of a batch for good."""
 
-    An out-of-memory error halves that number for good. The pass over the split must then begin again.
-    """
-
-    evaluation: SplitMetrics
-    splits: Mapping[str, Preparation]
-    may_halve: bool
-    on_event: OnEvent
-    shares: bool = False
-    """Ranks share the batches, and merge their metrics at the end."""
-    must_repeat: bool = False
-    """Memory ran out in this pass, which must begin again. The rest of it is skipped."""
-    _at_most: int | None = None
-    _attempts: oom.Attempts = field(default_factory=oom.Attempts)
-
-    def begin(self) -> None:
-        """Empties the metrics before a pass over a split."""
-        self.evaluation.reset()
-        self.must_repeat = False
+    def __init__(
+        self, evaluation: SplitMetrics, splits: Mapping[str, Preparation], *, may_halve: bool, on_event: OnEvent
+    ) -> None:
+        self._evaluation, self._splits, self._may_halve, self._on_event = evaluation, splits, may_halve, on_event
+        self._at_most: int | None = None
+        """Maximum samples of a part; None = a whole batch."""
+        self._attempts = oom.Attempts()
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
-    ) -> None:
-        """Adds a batch, which may still be on the host.
+    ) -> bool:
+        """Adds a batch, which may still be on the host, to the metrics.
+
+        Returns False if memory ran out. The pass over the split must then begin again, with empty metrics.
 
         Raises:
             OutOfMemoryExhausted: a single sample does not fit.
         """
-        if self.must_repeat:
-            return
-        prepare, evaluation = self.splits[split], self.evaluation
+        prepare, evaluation = self._splits[split], self._evaluation
         sizes = MicroBatches(self._at_most or delivery.size).sizes(delivery.size)
 
         def update() -> None:
@@ -68,14 +52,14 @@ class Evaluating:
                     add_place(error, delivery, split)
                     raise
 
-        if not self.may_halve:
+        if not self._may_halve:
             update()
-            return
+            return True
         failure = self._attempts(update)[1]
         if failure is None:
-            return
+            return True
         oom.release()
-        self.on_event("oom", step=step, message=failure.message)
+        self._on_event("oom", step=step, message=failure.message)
         if sizes[0] == 1:
             raise OutOfMemoryExhausted(
                 f"Out of memory in the {split} split with one sample: {failure.message} "
@@ -83,22 +67,5 @@ class Evaluating:
                 failure.kind,
             )
         self._at_most = sizes[0] // 2
-        self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=sizes[0])
-        self.must_repeat = True
-
-    def end(self) -> dict[str, float]:
-        """Returns the metrics of the pass, over all ranks. Waits for the other ranks if they share its batches."""
-        if self.shares:
-            self._merge_over_ranks()
-        return self.evaluation.compute()
-
-    def _merge_over_ranks(self) -> None:
-        # Tensors would arrive on the device of the rank that sent them.
-        state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
-        states = []
-        for rank in range(torch.distributed.get_world_size()):
-            # `all_gather_object` would need the largest state once per rank on the device.
-            sent = [state]
-            torch.distributed.broadcast_object_list(sent, src=rank)
-            states.append(sent[0])
-        self.evaluation.merge(states)
+        self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=sizes[0])
+        return False

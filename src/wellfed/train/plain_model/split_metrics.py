@@ -24,11 +24,11 @@ class Means:
     """Means of the loss and of `LossOutput.metrics`, weighted so that batch sizes do not matter."""
 
     def __init__(self) -> None:
-        self.reset()
+        self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def reset(self) -> None:
         """Resets the means."""
-        self._sums: dict[str, tuple[Tensor, int]] = {}
+        self._sums = {}
 
     def add(self, output: LossOutput, weight: int) -> None:
         """Adds a batch's values, which are means over this weight."""
@@ -124,16 +124,10 @@ def _reduced(values: list[Any], reduce: Any, device: torch.device) -> Any:
     return [item.to(device) if isinstance(item, Tensor) else item for item in flat]
 
 
-def is_of_torchmetrics(evaluation: Any) -> bool:
-    """Returns whether a workload gives metrics of torchmetrics instead of an evaluation."""
-    return isinstance(evaluation, (Metric, MetricCollection))
-
-
 def can_be_shared(evaluation: Evaluation | Any | None) -> bool:
     """Returns whether the states of several ranks can be merged."""
-    if evaluation is None or is_of_torchmetrics(evaluation):
-        return True
-    return all(callable(getattr(evaluation, name, None)) for name in ("state", "merge"))
+    is_merged = evaluation is None or isinstance(evaluation, (Metric, MetricCollection))
+    return is_merged or all(callable(getattr(evaluation, name, None)) for name in ("state", "merge"))
 
 
 class SplitMetrics:
@@ -146,8 +140,9 @@ class SplitMetrics:
             metrics: more metrics of torchmetrics.
         """
         self._model, self._loss = model, Loss(model, needs_gradient=False)
-        self.own: Evaluation | None = None if is_of_torchmetrics(evaluation) else evaluation
-        given: list[Any] = [each for each in (evaluation if self.own is None else None, metrics) if each is not None]
+        is_own = not isinstance(evaluation, (Metric, MetricCollection))
+        self.own: Evaluation | None = evaluation if is_own else None
+        given = [each for each in (None if is_own else evaluation, metrics) if each is not None]
         self.means, self.metrics = Means(), [TorchMetrics(each) for each in given]
         self.takes_loss: bool = getattr(self.own, "with_loss", True) or bool(self.metrics)
         self.best_metric: str = "loss" if self.own is None else self.own.best_metric
