@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -18,17 +17,8 @@ class MicroBatches:
         self.size = size
         self.tried = [size]
 
-    def sizes(self, num_samples: int, num_parts: int | None = None) -> list[int]:
-        """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest.
-
-        Args:
-            num_parts: number of micro-batches if all ranks must do equally many. Sizes are then nearly equal, and the
-                last may be 0.
-        """
-        if num_parts is not None:
-            return [
-                end - start for start, end in pairwise(num_samples * part // num_parts for part in range(num_parts + 1))
-            ]
+    def sizes(self, num_samples: int) -> list[int]:
+        """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest."""
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 

@@ -42,21 +42,15 @@ class Preparation:
             batches.split(batch, [1, num_samples - 1])
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Returns successive parts of a batch. A part of size 0 is the first sample, which counts with weight 0."""
-        if len(sizes) == 1:
-            return [batch]
-        if 0 not in sizes:
-            return self._split(batch, sizes)
-        first = self._split(batch, [1, sum(sizes) - 1])[0] if sum(sizes) > 1 else batch
-        parts = iter(self.split(batch, [size for size in sizes if size]))
-        return [next(parts) if size else first for size in sizes]
+        """Returns successive parts of a batch."""
+        return [batch] if len(sizes) == 1 else self._split(batch, sizes)
 
     def weight(self, part: Batch, num_samples: int) -> int:
         """Returns the weight of a part, over which its loss is a mean.
 
         Waits for the part's device if data or model compute it, for example as ``int(mask.sum())``.
         """
-        return num_samples if self._weight is None or num_samples == 0 else int(self._weight(part))
+        return num_samples if self._weight is None else int(self._weight(part))
 
     def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
         """Returns the weight of each part, as `weigh` has noted it if it has."""

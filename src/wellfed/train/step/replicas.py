@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from wellfed.errors import ModelError
-from wellfed.train.step.gradients import as_zeros, clip_by_norm
 
 
 class Ranks:
     """A process that trains alone, and the base class of several ranks. All ranks must call every method."""
 
     size, number = 1, 0
-    has_equal_parts = False
-    """Whether each micro-batch is a collective, so that all ranks need equally many."""
     bucket_bytes = 0
     """Bytes of device memory for sums of gradients."""
 
@@ -36,10 +32,6 @@ class Ranks:
         """Adds the gradients of a loss; averages them over the ranks in the last micro-batch."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Returns a context in which backward passes give all weights gradients of zero, even instead of NaN."""
-        return as_zeros(weights)
-
     def check_gradients(self) -> None:
         """Raises a ModelError if ranks would train a weight apart. Called after the passes."""
 
@@ -51,58 +43,35 @@ class Ranks:
         """Returns whether the flag is set on any rank."""
         return flag
 
-    def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
-        """Returns a function that limits the norm of all gradients."""
-        return partial(clip_by_norm, optimizer, max_norm)
 
+class Replicas(Ranks):
+    """Ranks that each have the whole model. DDP averages gradients during the last backward pass."""
 
-class _Wrapped(Ranks):
     def __init__(self, wrapper: nn.Module) -> None:
-        """``wrapper`` is DDP or FSDP; the forward of its module calls the first argument with the others."""
+        """``wrapper`` is DDP; the forward of its module calls the first argument with the others."""
         self._wrapper: Any = wrapper
         self.size, self.number = dist.get_world_size(), dist.get_rank()
         # Gloo works on the host, so an exchange does not wait for the device.
         self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
+        self._frozen = [(name, weight) for name, weight in wrapper.named_parameters() if not weight.requires_grad]
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Returns ``loss(*arguments)``, called through DDP."""
         return self._wrapper(loss, *arguments)  # type: ignore[no-any-return]
 
     def total(self, weight: float) -> float:
+        """Returns the sum over all ranks."""
         return self._reduced(weight, dist.ReduceOp.SUM)
 
     def any(self, flag: bool) -> bool:
+        """Returns whether the flag is set on any rank."""
         return bool(self._reduced(float(flag), dist.ReduceOp.MAX))
 
     def _reduced(self, value: float, operation: Any) -> float:
         message = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(message, operation, group=self._group)
         return float(message)
-
-
-class Shards(_Wrapped):
-    """Ranks that each hold a shard of the model (FSDP). A block is gathered when it is computed."""
-
-    has_equal_parts = True
-
-    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
-        """Returns a context that zeroes the gradients of the gathered shards, which FSDP sums."""
-        from torch.distributed.fsdp import FullyShardedDataParallel
-
-        handles = [module._handle for module in self._wrapper.modules() if isinstance(module, FullyShardedDataParallel)]
-        return as_zeros([handle.flat_param for handle in handles if handle is not None])
-
-    def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
-        """Returns a function that limits the norm over all shards."""
-        return partial(self._wrapper.clip_grad_norm_, max_norm)
-
-
-class Replicas(_Wrapped):
-    """Ranks that each have the whole model. DDP averages gradients during the last backward pass."""
-
-    def __init__(self, wrapper: nn.Module) -> None:
-        super().__init__(wrapper)
-        self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
-        self._frozen = [(name, weight) for name, weight in wrapper.named_parameters() if not weight.requires_grad]
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
         """Returns a context in which DDP sums gradients in the last micro-batch only."""

@@ -16,6 +16,7 @@ from wellfed.contract import FeatureSource
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, Mark
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.compiled import Loss
+from wellfed.train.step.gradients import as_zeros
 from wellfed.train.step.loss_faults import add_place
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
@@ -108,7 +109,7 @@ class StepPasses:
         if part.share:
             ranks.backward(loss)
         else:
-            with ranks.without_gradients(self.trained):
+            with as_zeros(self.trained):
                 ranks.backward(loss)
         del loss  # frees its graph
 
@@ -150,13 +151,13 @@ class StepPasses:
     def split(self, delivery: Delivery) -> list[MicroBatch]:
         """Returns the micro-batches of a batch, each with its share of the step.
 
-        Micro-batches without weight are left out. Each of several ranks keeps at least one, or all if ranks need
-        equally many. Their gradients are replaced by zeros.
+        Micro-batches without weight are left out. Each of several ranks keeps at least one, whose gradients are
+        replaced by zeros.
 
         Raises:
             NoWeight: the step has no weight on any rank.
         """
-        sizes = self._sizes(delivery)
+        sizes = self._micro.sizes(delivery.size)
         if len(sizes) == 1 and self._ranks.size == 1 and not (self._prepare.has_own_weight or delivery.is_padding):
             return [MicroBatch(delivery.batch, 0, sizes[0], 1.0)]
         parts = self._prepare.split(delivery.batch, sizes)
@@ -169,18 +170,9 @@ class StepPasses:
                 raise NoWeight
         found = enumerate(zip(parts, sizes, weights, strict=True))
         made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
-        if self._ranks.has_equal_parts:
-            return made
         return [part for part in made if part.share] or made[:1]
 
     def weigh(self, delivery: Delivery) -> None:
         """Notes the weights of a batch's micro-batches, unless they are known. The batch must be on the host."""
         if self._prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
-            self._prepare.weigh(delivery, self._sizes(delivery))
-
-    def _sizes(self, delivery: Delivery) -> list[int]:
-        """Returns the samples of each micro-batch."""
-        if not self._ranks.has_equal_parts:
-            return self._micro.sizes(delivery.size)
-        largest_share = -(-delivery.total // self._ranks.size)
-        return self._micro.sizes(delivery.size, num_parts=-(-largest_share // self._micro.size))
+            self._prepare.weigh(delivery, self._micro.sizes(delivery.size))

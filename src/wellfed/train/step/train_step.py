@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
+from wellfed.train.step.gradients import clip_by_norm
 from wellfed.train.step.non_finite import OnNan, all_finite
 from wellfed.train.step.step_passes import Computation, NoWeight, StepPasses
 from wellfed.train.step.totals import Totals
@@ -80,7 +82,8 @@ class TrainStep:
         self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
         self._optimizer, self._fallbacks, self._options = optimizer, fallbacks, options
         self._on_event = on_event
-        self._clip = self._ranks.clipping(optimizer, options.gradient_clip) if options.gradient_clip else None
+        limit = options.gradient_clip
+        self._clip = partial(clip_by_norm, optimizer, limit) if limit else None
         self._adapts = options.goes_on(is_training=True)
         self._repeats = options.on_oom == "retry" and self._ranks.size == 1
         self._start = StepStart(self._model, self._device) if self._repeats or self._checks_losses else None
