@@ -170,8 +170,6 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
         batches_ahead=plan.loader.device_prefetch,
         world_size=plan.trainer.world_size,
-        is_sharded=plan.trainer.strategy == "fsdp",
-        gathered=model.gathered_bytes // _halves(plan),
         average=model.average_bytes // _halves(plan),
     )
 

@@ -298,8 +298,6 @@ class ModelFacts:
     parameter_bytes: int
     trainable_bytes: int
     optimizer_state_bytes: int
-    gathered_bytes: int = 0
-    """Bytes of a sharded model gathered on each device at a time."""
     has_batch_norm: bool = False
     has_blocks: bool = False
     """Whether the model has blocks that activation checkpointing can recompute."""

@@ -75,16 +75,6 @@ def test_filling_the_table_can_be_the_peak():
 def test_more_devices():
     assert at(8, 8, world_size=2).parts["gradient buckets"] == 40
     assert at(8, 8).parts["gradient buckets"] == 0
-    sharded = at(4, 8, world_size=4, is_sharded=True)
-    assert sharded.parts["gradient buckets"] == 0
-    assert sharded.parts["parameters"] == 25
-    assert sharded.parts["optimizer state"] == 20
-    assert sharded.parts["gradients"] == 10
-    assert sharded.parts["activations"] == 50
-    assert at(4, 8, world_size=4, is_sharded=True, gathered=70).parts["gathered weights"] == 70
-    assert at(4, 8, world_size=4, gathered=70).tensor_bytes == at(4, 8, world_size=4).tensor_bytes
-    filling = at(1, 1, of=footprint(feature_table=500, filling=900), world_size=4, is_sharded=True)
-    assert filling.tensor_bytes == 25 + 100 + 500 + 900  # for that the whole model is there
 
 
 def test_the_largest_micro_batch():

@@ -1,6 +1,6 @@
 from torch import nn
 
-from wellfed.train.memory.fsdp_blocks import blocks_to_gather, gathered_bytes
+from wellfed.train.memory.fsdp_blocks import blocks_to_gather
 
 
 class Model(nn.Module):
@@ -18,13 +18,3 @@ class Model(nn.Module):
 def test_blocks_are_gathered_each_by_itself_unless_small_or_shared() -> None:
     model = Model()
     assert blocks_to_gather(model) == list(model.blocks)
-
-
-def test_what_is_whole_at_a_time() -> None:
-    """The words and the small block all the time; two blocks, and the larger one's gradients twice."""
-    rest = 4 * (1000 * 400 + 6)
-    assert gathered_bytes(Model()) == rest + max(2 * rest, 4 * 400 * (500 + 400 + 2 * 500))
-    model = Model()
-    model.words = model.heads = nn.Identity()
-    assert gathered_bytes(model) == 4 * 6 + 4 * 400 * (500 + 400 + 2 * 500)
-    assert gathered_bytes(nn.Linear(10, 10, bias=False)) == 3 * 400

@@ -73,11 +73,7 @@ class StepShape:
     batches_ahead: int = 0
     """Batches of that size already on the device (``loader.device_prefetch``)."""
     world_size: int = 1
-    is_sharded: bool = False
-    """Whether FSDP divides parameters, gradients and state by ``world_size``. Otherwise DDP's buckets hold the
-    gradients once more."""
-    gathered: int = 0
-    """Bytes of a sharded model that are gathered at a time (see `fsdp_blocks.gathered_bytes`)."""
+    """Several ranks: DDP's buckets hold the gradients once more."""
     average: int = 0
     """Bytes of a callback's average of the weights."""
 
@@ -104,20 +100,15 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
     several lines. The first value also holds below the first point. Beyond the last point the line is extended.
     """
 
-    def share(num_bytes: int) -> int:
-        return -(-num_bytes // step.world_size) if step.is_sharded else num_bytes
-
     def at(value: Callable[[Point], int]) -> int:
         return on_curve(footprint.points, micro_batch, value)
 
-    gradients = share(footprint.gradients)
-    has_buckets = step.world_size > 1 and not step.is_sharded
     always = {
-        "parameters": share(footprint.parameters),
-        "optimizer state": share(footprint.optimizer_state),
+        "parameters": footprint.parameters,
+        "optimizer state": footprint.optimizer_state,
         "feature table": footprint.feature_table,
         "inputs": sum(footprint.inputs) * step.samples * (1 + step.batches_ahead),
-        "gradient buckets": gradients if has_buckets else 0,
+        "gradient buckets": footprint.gradients if step.world_size > 1 else 0,
     }
     if step.average:
         always["weight average"] = step.average
@@ -127,15 +118,14 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
     else:
         existing = min(existing, at(attrgetter("gradients")))
         activations = at(whole_pass) - existing
-    gathered = {"gathered weights": step.gathered} if step.is_sharded else {}
-    a_pass = {**always, **gathered, "gradients": share(existing), "activations": max(0, activations)}
+    a_pass = {**always, "gradients": existing, "activations": max(0, activations)}
     filling = {"parameters": always["parameters"], "feature table": footprint.feature_table}
-    if step.is_sharded and footprint.filling:  # filling runs the whole model
-        filling["gathered weights"] = footprint.parameters
-    temporaries = share(footprint.optimizer_temporaries)
     moments: list[tuple[Moment, dict[str, int]]] = [
         ("forward and backward", a_pass),
-        ("optimizer step", {**always, "gradients": gradients, "optimizer temporaries": temporaries}),
+        (
+            "optimizer step",
+            {**always, "gradients": footprint.gradients, "optimizer temporaries": footprint.optimizer_temporaries},
+        ),
         ("filling the feature table", {**filling, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))

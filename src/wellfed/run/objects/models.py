@@ -18,7 +18,6 @@ from wellfed.plan.run_plan import ModelFacts, RunPlan
 from wellfed.run.objects.optimizers import states_per_parameter
 from wellfed.train.memory.checkpointing import blocks, checkpoint_blocks
 from wellfed.train.memory.features import of_data
-from wellfed.train.memory.fsdp_blocks import gathered_bytes
 from wellfed.train.memory.step_start import bytes_of
 from wellfed.train.step.precision import set_backend_flags
 
@@ -78,7 +77,6 @@ def model_facts(objects: RunObjects, config: RunConfig) -> ModelFacts:
         parameter_bytes=size(chain(model.parameters(), model.buffers())),
         trainable_bytes=trainable_bytes,
         optimizer_state_bytes=0 if optimizer is None else states_per_parameter(optimizer) * trainable_bytes,
-        gathered_bytes=gathered_bytes(model),
         has_batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
         whole_steps=objects.guest is not None,
         brings_step=objects.brings_step,
