@@ -222,7 +222,7 @@ def test_checkpoints_hold_what_the_contract_says_and_load_weights_only(tmp_path:
 def test_a_checkpoint_without_its_state_is_one_message(tmp_path: Path) -> None:
     loop.fit(loop.model(), checkpoints=loop.checkpoints(tmp_path), max_steps=4)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    torch.save({**state, "rng": {}}, tmp_path / "odd.ckpt")
+    torch.save({**state, "rng_of_ranks": []}, tmp_path / "odd.ckpt")
     with pytest.raises(ConfigError, match="its state can't be restored"):
         loop.fit(loop.model(), checkpoint=tmp_path / "odd.ckpt")
 

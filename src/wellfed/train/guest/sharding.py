@@ -21,7 +21,8 @@ class _ShardsOnce(FSDPStrategy):
         if sharded is None:
             sharded = vars(model)["_sharded_by_wellfed"] = super()._setup_model(model)
         # Lightning refuses to clip, since its precision does not know the outermost module.
-        vars(self.precision_plugin)["clip_grad_by_norm"] = lambda optimizer, limit: sharded.clip_grad_norm_(limit)
+        precision: Any = self.precision_plugin
+        precision.clip_grad_by_norm = lambda optimizer, limit: sharded.clip_grad_norm_(limit)
         return sharded  # type: ignore[no-any-return]
 
 

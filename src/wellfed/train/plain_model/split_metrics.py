@@ -142,7 +142,7 @@ class SplitMetrics:
         self._model, self._loss = model, Loss(model, needs_gradient=False)
         is_own = not isinstance(evaluation, (Metric, MetricCollection))
         self.own: Evaluation | None = evaluation if is_own else None
-        given = [each for each in (None if is_own else evaluation, metrics) if each is not None]
+        given: list[Any] = [each for each in (None if is_own else evaluation, metrics) if each is not None]
         self.means, self.metrics = Means(), [TorchMetrics(each) for each in given]
         self.takes_loss: bool = getattr(self.own, "with_loss", True) or bool(self.metrics)
         self.best_metric: str = "loss" if self.own is None else self.own.best_metric
