@@ -336,7 +336,8 @@ def test_a_broken_validation_ends_a_run_before_its_first_step(tmp_path: Path) ->
     with pytest.raises(KeyError) as caught:
         passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: started.append(True))
     assert (started, model.sizes) == ([], [])
-    assert "in the val batches that are tried before training" in caught.value.__notes__
+    told = "in the val batches that are tried before training; trainer.sanity_batches=0 tries none"
+    assert told in caught.value.__notes__
 
 
 MAX_ACCURACY = ("trainer.best_metric=accuracy", "trainer.best_mode=max")
