@@ -29,10 +29,11 @@ from typing import Any
 from PIL import Image
 
 from wellfed.explain.diagnosis.evidence import Evidence
+from wellfed.explain.diagnosis.finding import word_of
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.report.comparison import Comparison
 from wellfed.explain.report.comparison_page import comparison_html
-from wellfed.explain.report.run_page import boxes, to_html
+from wellfed.explain.report.run_page import to_html
 from wellfed.study.board import files
 from wellfed.study.ranking.ranking import board_of
 
@@ -157,13 +158,13 @@ def what_is_shown(evidence: Evidence, page: str, source: str | None) -> dict[str
         source: file of the trace; None = the run was started by the command in its record.
     """
     record = evidence.record
-    verdict, *_ = boxes(record)
+    first = record.findings[0]
     return {
         "from": source or shlex.join(["python", "src/train.py", *(_without_paths(record.overrides))]),
         "machine": machine_of(evidence),
         "date": record.started_at[:10],
-        "verdict": verdict.word,
-        "finding": verdict.finding,
+        "verdict": word_of(first),
+        "finding": first["id"],
         "steps": record.steps,
         "headings": headings(page),
     }

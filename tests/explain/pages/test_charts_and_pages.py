@@ -1,4 +1,4 @@
-"""Pages show values as text, whatever they hold; charts have their figures, and a scatter plot is drawn."""
+"""Pages show values as text, whatever they hold; charts have their figures."""
 
 import hashlib
 import re
@@ -19,8 +19,6 @@ from wellfed.explain.pages.chart import (
     Chart,
     ChartCurve,
     LevelLine,
-    Note,
-    Stretch,
     bars,
     limits,
 )
@@ -66,32 +64,20 @@ def test_a_chart_has_its_figures_rounded_and_what_lies_beside_them() -> None:
     chart = replace(
         CHART,
         curves=[curve([0.0, NAN, 63.2712]), curve([1, 2, 3], low=np.zeros(3), high=np.ones(3), kind="area")],
-        levels=[LevelLine("most", 75.0, "bad", "dashed", "75 %")],
-        spans=[Stretch(2.0, 4.0, "validate")],
-        notes=[Note(5.0, 50.0, "<b>", "bad"), Note(5.0, NAN, "nowhere")],
+        levels=[LevelLine("most", 75.0, "bad", "dashed")],
+        spans=[(2.0, 4.0, "validate")],
         told='<b> & "quoted"\x1b',
     )
     page = Page(str(chart.html))
     (found,) = page.charts
-    assert [one[5] for one in found["c"]] == [[0, None, 63.2712], [1, 2, 3]]
-    assert found["l"] == [[75, "bad", "dashed", "75 %"]]
+    assert [one[4] for one in found["c"]] == [[0, None, 63.2712], [1, 2, 3]]
+    assert found["l"] == [[75, "bad", "dashed"]]
     assert found["s"] == [[2, 4, "validate"]]
-    assert found["n"] == [[5.0, 50.0, "<b>", "bad", "above"]]
     assert ("aria-label", '<b> & "quoted"\\x1b') in page.attributes
 
 
-def test_dots_of_a_scatter_plot_are_in_the_order_of_the_axis() -> None:
-    dots = ChartCurve("a", "one", np.array([5.0, 0.0, 10.0]), np.array([50.0, 100.0, NAN]), kind="dots")
-    (found,) = Page(str(replace(CHART, curves=[dots]).html)).charts
-    assert (found["g"], found["c"][0][5]) == ([[0, 0.01, 500, 500]], [100, 50, None])
-    rates = ChartCurve("lr", "one", np.array([1e-2, 1e-5, 1e-4]), np.ones(3), kind="dots")
-    (found,) = Page(str(replace(CHART, axis=Axis(1e-5, 1e-2, "lr", "log"), curves=[rates]).html)).charts
-    first, unit, *steps = found["g"][0]
-    assert first + unit * np.cumsum(steps) == pytest.approx([1e-4, 1e-2], rel=0.01)
-
-
 @pytest.mark.parametrize("y", [[], [NAN], [np.inf, -np.inf]])
-@pytest.mark.parametrize("kind", ["line", "area", "dots"])
+@pytest.mark.parametrize("kind", ["line", "area"])
 def test_nothing_to_draw_is_an_empty_chart(y: list[float], kind: Any) -> None:
     assert "nan" not in str(replace(CHART, curves=[curve(y, kind=kind)]).html).lower()
 

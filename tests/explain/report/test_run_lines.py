@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kit.evidence_of import walled
-from wellfed.explain.report.run_lines import gpu_lines, machine_lines, profile_lines, sections, wall_lines
+from wellfed.explain.report.run_lines import machine_lines, sections, wall_lines
 from wellfed.explain.report.run_page import tiles
 from wellfed.explain.report.write import to_markdown
 from wellfed.record.entries import PlanEntry, ProfileEntry, RunRecord
@@ -35,10 +35,15 @@ def record_of(profile: ProfileEntry | None, accelerator: str = "gpu", asked: int
     return RunRecord("r", profile=profile, plan={"trainer.accelerator": entry}, config=config)
 
 
+def lines_of(record: RunRecord, name: str) -> list[str]:
+    (section,) = (one for one in sections(record) if one.name == name)
+    return list(section.lines)
+
+
 def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> None:
     record = record_of(SEEN)
     record.synchronisations = [{"place": "model.py:12", "per_step": 2.0}, {"place": "wellfed/a.py:3", "per_step": 0.5}]
-    assert profile_lines(record) == [
+    assert lines_of(record, "profile") == [
         "10 steps recorded, 32.12 ms each: recording costs time, too",
         "the GPU ran kernels 90.0 % of the time; copies take 1.25 ms a step",
         "model.py:12 makes the host wait for the GPU, 2 times a step",
@@ -49,7 +54,6 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
 
 def test_a_run_without_a_profile_has_no_word_of_it() -> None:
     record = record_of(None)
-    assert profile_lines(record) == []
     assert "## Profile" not in to_markdown(record)
 
 
@@ -58,13 +62,14 @@ def test_of_many_gpus_the_idlest_have_a_line_and_those_of_a_kind_one_together() 
     gpus = [{"index": index, "name": "A card", "memory_gib": 80.0, "capability": "9.0"} for index in range(40)]
     record.machine = {"gpus": gpus}
     record.gpus = {str(gpu): {"util_pct": {"mean": 50.0 + gpu % 20, "p5": 1.0, "p95": 99.0}} for gpu in range(40)}
-    first, *lines = gpu_lines(record)
-    assert first == "40 GPUs: utilisation 60 % on average; run.json has each, and here are the 16 idlest"
+    first, second, *lines = lines_of(record, "utilisation")
+    assert first == "40 GPUs: 50-69 % (p5 1, p95 99)"
+    assert second == "run.json has all 40 GPUs; here are the 16 idlest"
     assert [int(line.split()[1]) for line in lines] == [*range(8), *range(20, 28)]
-    assert machine_lines(record)[0] == "40 GPUs: A card, 80.0 GiB, compute capability 9.0"
+    assert machine_lines(record)[0] == "40 GPUs: A card, 80.0 GiB"
     record.gpus, record.machine["gpus"] = {"0": record.gpus["0"]}, gpus[:2]
-    assert len(gpu_lines(record)) == 1
-    assert machine_lines(record)[0] == "2 GPUs: A card, 80.0 GiB, compute capability 9.0"
+    assert lines_of(record, "utilisation") == ["GPU: 50 % (p5 1, p95 99)", "GPU 0 A card: utilisation 50 %"]
+    assert machine_lines(record)[0] == "2 GPUs: A card, 80.0 GiB"
 
 
 def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
@@ -81,13 +86,12 @@ def test_where_the_wall_time_went_is_one_line_if_it_was_not_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "first"), [("cpu", "CPU: 2.00 of 4 cores busy"), ("gpu", "gpu 0: utilisation")]
+    ("accelerator", "first"), [("cpu", "CPU: 2.0 of 4 cores"), ("gpu", "GPU: 50 % (p5 1, p95 99)")]
 )
 def test_a_run_on_the_cpu_shows_the_host_and_not_the_gpus_that_others_use(accelerator: str, first: str) -> None:
     record = record_of(None, accelerator)
     record.gpus = {"0": {"util_pct": {"mean": 50.0, "p5": 1.0, "p95": 99.0}}}
     record.host, record.machine = {"cpu_pct": 200.0, "rss_gib": 1.0}, {"cpu_quota_cores": 4.0}
-    (section,) = (one for one in sections(record) if one.name == "utilisation")
-    assert section.lines[0].startswith(first)
+    assert lines_of(record, "utilisation")[0] == first
     (tile,) = tiles(record)
-    assert tile.name == ("CPU" if accelerator == "cpu" else "GPU utilisation")
+    assert tile.label == ("CPU" if accelerator == "cpu" else "GPU")

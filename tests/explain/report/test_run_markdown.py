@@ -2,10 +2,7 @@ import math
 
 import pytest
 
-from wellfed.explain.report.run_lines import (
-    error_lines,
-    event_rows,
-)
+from wellfed.explain.report.run_lines import error_lines, sections
 from wellfed.explain.report.write import to_markdown
 from wellfed.record.entries import RunRecord
 
@@ -46,17 +43,18 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
     text = to_markdown(RunRecord.read(tmp_path), {"train/loss": 0.75})
     parts = [
         "# recsys: 2026-01-01_00-00-00_abcd",
-        "- ok: 1200 steps in 1 min 15 s\n",
+        "- ok: 1,200 steps in 1 min 15 s\n",
         "- 1.5 epochs, 2,457,600 triplets\n",
-        "- 40,960 triplets/s (95 % interval 40,000 to 42,000) over 1197 steps after 3 of warm-up",
-        "ceiling 81,920 triplets/s with batches already on the device: this run reached 50.0 % of it",
-        "- gpu 0 NVIDIA H200: utilisation 47 % (p5 9, p95 90), SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, "
+        "- rate: 40,960 triplets/s (40,000-42,000) over 1,197 steps after 3 of warm-up",
+        "- of the ceiling: 50.0 % of 81,920 possible\n",
+        "- GPU: 47 % (p5 9, p95 90)\n",
+        "- GPU 0 NVIDIA H200: utilisation 47 %, SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, "
         "34.1 kJ, 13.9 mJ a sample\n",
-        "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
-        "- readiness 25.0 %:",
-        "- a step takes 83.20 ms on average (median 50.00, p95 61.25): wait 50.0 %, copy 0.0 %, compute 40.0 %, "
-        "host 10.0 %",
-        "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",
+        "- GPU 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
+        "- batches ready: 25 % when asked for\n",
+        "- step: 83.2 ms (median 50 ms, p95 61.2 ms)\n",
+        "- wait 50 % (41.6 ms), copy 0 % (0 ms), compute 40 % (33.3 ms), host 10 % (8.32 ms)\n",
+        "NVIDIA H200, memory: 5.5 of 7.2 GiB",
         "| test/ndcg_at_10 |  | 0.12346 |",
         "| train/loss | 0.75 | not finite |",
         "| loader.num_workers | 3 | predicted | a \\| b c |",
@@ -100,11 +98,11 @@ def test_figures_of_a_simulated_card_are_marked():
     assert "Simulated: Simulated GPU 24 GiB." in to_markdown(record)
 
 
-def test_events_that_repeat_are_one_row():
+def test_events_of_a_kind_are_one_row():
     saved = [{"kind": "checkpoint", "step": step, "time_s": step / 2, "file": "last.ckpt"} for step in range(10, 63)]
-    odd = [{"kind": "oom", "step": 20, "time_s": 1.0}] * 3
-    rows = event_rows([saved[0], *odd, *saved[1:]])
-    assert rows == [
-        ("10 to 62", "checkpoint, 53 times", "the last: time_s=31.0, file=last.ckpt"),
-        *[("20", "oom", "time_s=1.0")] * 3,
+    odd = [{"kind": "oom", "step": 20, "time_s": 1.0}]
+    (section,) = (one for one in sections(RunRecord("r", events=[saved[0], *odd, *saved[1:]])) if one.name == "events")
+    assert section.rows == [
+        ("10 to 62", "checkpoint, 53 times", "time_s=31.0, file=last.ckpt"),
+        ("20", "oom", "time_s=1.0"),
     ]

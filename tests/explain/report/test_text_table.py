@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
+from wellfed.explain.report.text_table import TextTable, print_command, print_text
 
 
 def lines(table: TextTable, width: int | None) -> list[str]:
@@ -12,14 +12,14 @@ def lines(table: TextTable, width: int | None) -> list[str]:
 
 
 def test_numbers_stand_to_the_right_and_two_spaces_between_columns() -> None:
-    table = TextTable("name", TextColumn("bytes", is_number=True), title="A title")
+    table = TextTable("name", "bytes", title="A title", numbers=["bytes"])
     table.add_row("weights", "1,024")
-    table.add_row("all", "7", below=["a remark"])
-    assert lines(table, 80) == ["A title", "name     bytes", "weights  1,024", "all          7", "  a remark"]
+    table.add_row("all", "7")
+    assert lines(table, 80) == ["A title", "name     bytes", "weights  1,024", "all          7"]
 
 
 def test_the_first_column_that_does_not_fit_is_wrapped_and_those_after_it_are_below_the_row() -> None:
-    table = TextTable("run", "why", TextColumn("rate", is_number=True))
+    table = TextTable("run", "why", "rate", numbers=["rate"])
     table.add_row("a" * 9, "one two three four five", "12 samples/s")
     table.add_row("b", "", "")
     assert lines(table, 28) == [

@@ -1,7 +1,6 @@
 """Both reports are written as wholes, and the words first."""
 
 import re
-from email.message import Message
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -72,18 +71,6 @@ def test_findings_link_to_their_pages_where_these_are(tmp_path: Path, monkeypatc
     text, _ = written()
     ((_, link),) = re.findall(r"^- \[(\w+)\]\((\S+)\) \(", text, flags=re.MULTILINE)
     assert (folder / unquote(link)).samefile(installed)
-
-    metadata = Message()
-    metadata["Project-URL"] = "Source, https://example.org/source"
-    metadata["Project-URL"] = "Documentation, https://example.org/wellfed/"
-    monkeypatch.setattr(finding_pages, "metadata", lambda name: metadata)
-    finding_pages._documentation.cache_clear()
-    try:
-        text, page = written()
-    finally:
-        finding_pages._documentation.cache_clear()
-    assert "- [too_few_workers](https://example.org/wellfed/findings/too_few_workers/) (" in text
-    assert '<a href="https://example.org/wellfed/findings/too_few_workers/">too_few_workers</a>' in page
 
 
 def _one(folder: Path) -> Path:

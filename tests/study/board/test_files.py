@@ -36,7 +36,7 @@ def test_each_point_has_a_row_in_the_leaderboards_order() -> None:
     assert float(rows[0]["samples_per_s"]) == found.entries[0].row.samples_per_s
     assert float(rows[0]["ci95_low"]) < float(rows[0]["samples_per_s"]) < float(rows[0]["ci95_high"])
     assert (rows[-1]["status"], rows[-1]["rank"], rows[-1]["samples_per_s"]) == ("pending", "", "")
-    assert "KeyError: '<b>\"embedding\"</b> & more'" in next(r["error"] for r in rows if r["status"] == "failed")
+    assert "KeyError: '<b>\"embedding\"</b> & more'" in next(r["why"] for r in rows if r["status"] == "failed")
 
 
 def test_odd_overrides_can_be_pasted_into_a_shell() -> None:

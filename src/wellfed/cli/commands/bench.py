@@ -16,7 +16,7 @@ from wellfed.config.quoting import is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from wellfed.explain.report.slowdown import Slowdown
-from wellfed.explain.report.text_table import TextColumn, TextTable, console_width, print_text
+from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.folder import run_folder
 from wellfed.study.bench import RESULT, ROUNDS, Bench, BenchRound, two_sides
@@ -105,7 +105,7 @@ def _show(terminal: Answer, bench: Bench, unit: str) -> None:
     ratio = bench.ratio
     if ratio is not None:
         heads = (f"A {unit}/s", f"B {unit}/s", "B's time to A's")
-        table = TextTable("round", "order", *(TextColumn(head, is_number=True) for head in heads))
+        table = TextTable("round", "order", *heads, numbers=heads)
         for number, each in enumerate(bench.rounds, 1):
             table.add_row(str(number), each.order, *map(show_count, each.rates), f"{each.time_ratio:.3f}")
         terminal.print()

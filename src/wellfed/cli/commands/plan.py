@@ -19,7 +19,7 @@ from wellfed.config.files.option_file import Value
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
-from wellfed.explain.report.text_table import TextColumn, TextTable, print_text
+from wellfed.explain.report.text_table import TextTable, print_text
 from wellfed.masking import masked_override
 from wellfed.observe.hardware.profiles import PROFILES
 from wellfed.plan.run_plan import DryPlan, left_to_loader
@@ -76,7 +76,7 @@ def show(found: DryPlan, stream: IO[str]) -> None:
     console.print(plan_table(found.workload, plan, with_source=True))
     if plan.predicted_peak_gib is not None:
         title = f"Memory at its peak ({plan.peak_moment}), predicted"
-        memory = TextTable("part", TextColumn("bytes", is_number=True), title=title)
+        memory = TextTable("part", "bytes", title=title, numbers=["bytes"])
         total = plan.predicted_peak_gib * 2**30
         rows: dict[str, float] = {**plan.parts, "total": total}
         for name, size in rows.items():

@@ -15,7 +15,7 @@ from wellfed.cli.which_run import add_log_dir, evidence_of
 from wellfed.command_line import command
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
 from wellfed.explain.report.comparison import Comparison
-from wellfed.explain.report.run_lines import headline, sample_unit, state_lines
+from wellfed.explain.report.run_lines import headline, state_lines
 from wellfed.explain.report.slowdown import Slowdown, disturbances, reasons_against
 from wellfed.explain.report.text_table import TextTable, console_width, print_text
 from wellfed.explain.report.write import MARKDOWN, PAGE, write_comparison, write_reports
@@ -109,8 +109,7 @@ def _guarded(terminal: Answer, both: Comparison, limit_frac: float) -> int:
     faults = [*reasons_against(both), *disturbances(both)]
     if faults or both.rate is None:
         return no_verdict(faults)
-    each = "step" if sample_unit(both.b.record) == "steps" else "sample"
-    found = Slowdown(both.rate.inverse, limit_frac, each)
+    found = Slowdown(both.rate.inverse, limit_frac)
     print_text(terminal, found.verdict)
     return EXIT_FAILED if found.is_beyond_limit else EXIT_OK
 
@@ -140,12 +139,10 @@ def _side_by_side(both: Comparison) -> Iterator[str | TextTable]:
 
 
 def differing_table(both: Comparison) -> Iterator[str | TextTable]:
-    """Yields an empty line and a table of settings and planned values that differ; nothing if none does."""
-    planned = {row.name: (f"{row.name} (plan)", *row.shown) for row in both.plan}
-    settings = {row.name: (row.name, *row.shown) for row in both.settings} | planned
-    if settings:
+    """Yields an empty line and a table of settings that differ; nothing if none does."""
+    if both.settings:
         yield ""
-        yield _table(("differs", "A", "B"), settings.values())
+        yield _table(("differs", "A", "B"), [(row.name, *row.shown) for row in both.settings])
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> TextTable:

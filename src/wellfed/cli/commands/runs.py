@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 from wellfed.cli.output import Answer
@@ -39,10 +37,9 @@ def main(argv: Sequence[str]) -> int:
     folders = _folders(known, log_dir, asked.workload)
     found = [_digest(folder) for folder in folders[: asked.last]]
     if asked.json:
-        terminal.show_json([asdict(one) for one in found])
+        terminal.show_json([one.data for one in found])
         return EXIT_OK
-    width = terminal.width if terminal.is_terminal else None
-    for line in runs_table(found, datetime.now(UTC), width).lines(width):
+    for line in runs_table(found).lines(terminal.columns):
         terminal.print(line, soft_wrap=True)
     if len(found) < len(folders):
         print_text(terminal, f"{len(found)} of {len(folders)} runs; all: --last {len(folders)}")

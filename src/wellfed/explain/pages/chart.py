@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +20,10 @@ Colour = Literal[
     "validate", "checkpoint", "test", "ceiling", "line", "wash",
 ]  # fmt: skip
 """Names of the colours of ``base.html.j2``, which has them for light and dark."""
-SERIES: tuple[Colour, ...] = ("one", "two", "three", "four")
-"""Colours of four curves or areas beside each other."""
+SERIES: tuple[Colour, ...] = ("three", "one", "two", "four")
+"""Colours of four curves beside each other."""
 Stroke = Literal["line", "dashed", "dotted"]
-Kind = Literal["line", "area", "dots", "crosses", "told"]
+Kind = Literal["line", "area", "told"]
 """Way of drawing; ``told`` is not drawn, and its value is shown with the others."""
 _TIME_UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
@@ -35,15 +35,14 @@ class Axis:
     begin: float
     end: float
     label: str
-    kind: Literal["time", "number", "log"] = "number"
-    """``time``: seconds, shown in the unit that fits."""
+    is_time: bool = False
+    """Seconds, shown in the unit that fits."""
 
     @property
     def unit(self) -> tuple[float, str]:
         """Length of the unit that is shown, and its name."""
-        if self.kind != "time":
-            return 1.0, ""
-        return next((size_s, name) for least_s, size_s, name in _TIME_UNITS if self.end >= least_s)
+        units = _TIME_UNITS if self.is_time else ((-math.inf, 1.0, ""),)
+        return next((size_s, name) for least_s, size_s, name in units if self.end >= least_s)
 
     @property
     def title(self) -> str:
@@ -53,7 +52,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class ChartCurve:
-    """Values over the axis; ``nan`` is a gap."""
+    """Values over the axis, in its order; ``nan`` is a gap."""
 
     name: str
     colour: Colour
@@ -63,8 +62,6 @@ class ChartCurve:
     """Lower end of the readings that a point stands for; None: a point is one reading. As `high`."""
     high: Series | None = None
     kind: Kind = "line"
-    is_strong: bool = True
-    """Drawn in full strength, and not as background."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +72,6 @@ class LevelLine:
     y: float
     colour: Colour
     stroke: Stroke = "line"
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of the axis: a phase of the run."""
-
-    begin: float
-    end: float
-    colour: Colour
-
-
-@dataclass(frozen=True)
-class Note:
-    """A text at a point of the chart."""
-
-    x: float
-    y: float
-    text: str
-    colour: Colour = "ink"
-    where: Literal["above", "right", "on"] = "above"
 
 
 @dataclass(frozen=True)
@@ -104,9 +80,11 @@ class Key:
 
     colour: Colour
     text: str
-    kind: Literal["area", "shade", "line", "dashed", "dotted", "mark"] = "line"
-    mark: str = ""
-    """The character that stands for it."""
+    kind: Literal["area", "shade", "line", "dashed", "dotted"] = "line"
+
+
+Stretch = tuple[float, float, Colour]
+"""Begin, end and colour of a stretch of the axis: a phase of the run."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +102,6 @@ class Chart:
     """Title among the other charts of its picture."""
     levels: Sequence[LevelLine] = ()
     spans: Sequence[Stretch] = ()
-    notes: Sequence[Note] = ()
-    more_keys: Sequence[Key] = ()
-    """Entries of the legend beside curves and levels."""
     height: int = 130
     """Pixels."""
     is_labelled: bool = True
@@ -139,12 +114,26 @@ class Chart:
         """The legend."""
         shown = [one for one in self.curves if one.name and one.kind != "told"]
         curves = [Key(one.colour, one.name, "area" if one.kind == "area" else "line") for one in shown]
-        return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels if one.name), *self.more_keys]
+        return [*curves, *(Key(one.colour, one.name, one.stroke) for one in self.levels)]
 
     @property
     def html(self) -> Markup:
-        """HTML of the chart without its legend."""
-        return Markup("").join(_html(self))
+        """HTML of the chart without its legend, which ``charts.js`` draws."""
+        kinds = {" bare": not self.is_labelled, " alone": not self.is_linked}
+        classes = "".join(kind for kind, is_so in kinds.items() if is_so)
+        # The page says it once for all that are linked.
+        axis = show_text(self.axis.title) if self.is_labelled and not self.is_linked else ""
+        return Markup(
+            '<div class="plot{} alive" role="img" aria-label="{}" style="height:{}px">'
+            '<script type="application/json">{}</script>{}{}</div>'
+        ).format(
+            classes,
+            show_text(self.told),
+            self.height,
+            Markup(_payload(self)),
+            Markup("<span class=t>{}</span>").format(axis) if axis else "",
+            Markup("<span class=h>{}</span>").format(show_text(self.title)) if self.title else "",
+        )
 
 
 @dataclass(frozen=True)
@@ -156,11 +145,6 @@ class PagePicture:
     image: Markup | None = None
     caption: str = ""
     more_keys: Sequence[Key] = ()
-
-    @property
-    def unit(self) -> str:
-        """Unit of the values."""
-        return self.charts[0].unit if self.charts else ""
 
     @property
     def keys(self) -> list[Key]:
@@ -179,73 +163,36 @@ def limits(values: Series, margin: float = 0.05) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _html(chart: Chart) -> Iterator[Markup]:
-    """Yields the elements of the chart, which ``charts.js`` draws."""
-    kinds = {"bare": not chart.is_labelled, "alone": not chart.is_linked}
-    yield Markup('<div class="plot{} alive" role="img" aria-label="{}" style="height:{}px">').format(
-        "".join(f" {kind}" for kind, is_so in kinds.items() if is_so), show_text(chart.told), chart.height
-    )
-    yield Markup('<script type="application/json">{}</script>').format(Markup(_payload(chart)))
-    if chart.is_labelled and not chart.is_linked:  # the page says it once for all that are
-        yield Markup("<span class=t>{}</span>").format(show_text(chart.axis.title))
-    if chart.title:
-        yield Markup("<span class=h>{}</span>").format(show_text(chart.title))
-    yield Markup("</div>")
-
-
 def _payload(chart: Chart) -> str:
     """Returns the figures of the chart as JSON for ``charts.js``, safe within HTML; keys are as short as there."""
     axes: list[Series] = []
     curves = []
     for curve in chart.curves:
-        order = np.argsort(curve.x, kind="stable")  # of dots, which may be in any order
-        x = curve.x[order]
-        group = next((place for place, known in enumerate(axes) if np.array_equal(x, known)), len(axes))
-        axes += [x] * (group == len(axes))
-        has_range = curve.low is not None and curve.high is not None and bool(np.any(curve.low != curve.high))
-        columns = [curve.y, curve.low, curve.high] if has_range else [curve.y]
-        name = show_text(curve.name)
-        figures = [[_short(value) for value in one[order].tolist()] for one in columns if one is not None]
-        curves.append([name, curve.colour, curve.kind, int(curve.is_strong), group, *figures])
+        group = next((place for place, known in enumerate(axes) if np.array_equal(curve.x, known)), len(axes))
+        axes += [curve.x] * (group == len(axes))
+        edges = [] if curve.low is None or curve.high is None else [_short(curve.low), _short(curve.high)]
+        curves.append([show_text(curve.name), curve.colour, curve.kind, group, _short(curve.y), *edges])
     size, unit = chart.axis.unit
     found = {
-        "x": [_short(chart.axis.begin), _short(chart.axis.end), size],
-        "y": [_short(chart.bottom), _short(chart.top)],
+        "x": [*_short([chart.axis.begin, chart.axis.end]), size],
+        "y": _short([chart.bottom, chart.top]),
         "u": [unit or chart.axis.label, chart.unit],
         "h": chart.height,
         "a": int(chart.is_labelled),
         "k": int(chart.is_linked),
         "f": int(chart.unit == "%"),
-        "log": int(chart.axis.kind == "log"),
-        "g": [_packed(x, is_log=chart.axis.kind == "log") for x in axes],
+        "g": [_short(x) for x in axes],
         "c": curves,
-        "l": [[_short(one.y), one.colour, one.stroke, one.label] for one in chart.levels],
-        "s": [[_short(one.begin), _short(one.end), one.colour] for one in chart.spans],
-        "n": [
-            [one.x, one.y, show_text(one.text), one.colour, one.where] for one in chart.notes if math.isfinite(one.y)
-        ],
+        "l": [[*_short([one.y]), one.colour, one.stroke] for one in chart.levels],
+        "s": [[*_short([begin, end]), colour] for begin, end, colour in chart.spans],
     }
     text = json.dumps(found, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
-def _short(value: float, digits: int = 7) -> float | int | None:
-    """Returns the value with so many digits, an integer where it is one; None if it is not finite."""
-    if not math.isfinite(value):
-        return None
-    value = float(f"{value:.{digits}g}")
-    return int(value) if abs(value) < 1e15 and value == int(value) else value
-
-
-def _packed(x: Series, *, is_log: bool) -> list[float | int | None]:
-    """Returns the first place, a unit, and the steps from each place to the next in this unit, each of at least 1."""
-    if not len(x):
-        return []
-    least = float(x[0]) / 100 if is_log else float(x[-1] - x[0]) / 1000
-    unit = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    places = np.rint((x - x[0]) / unit) - np.arange(len(x))
-    steps = np.diff(np.maximum.accumulate(places) + np.arange(len(x)))
-    return [_short(float(x[0]), 9), unit, *steps.astype(int).tolist()]
+def _short(values: Series | Sequence[float]) -> list[float | None]:
+    """Returns the values with seven digits; None for what is not finite."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
 
 
 @dataclass(frozen=True)
@@ -254,20 +201,19 @@ class Bar:
 
     label: str
     parts: Sequence[tuple[Colour, float, str]]
-    """Colour, value and text of each part; a part without a text is a gap."""
+    """Colour, value and text of each part."""
     text: str = ""
 
 
 def bars(rows: Sequence[Bar], told: str, top: float | None = None) -> Markup:
     """Returns bars below each other on one scale, ``told`` to readers who cannot see them; ``top``: a whole bar."""
     top = top or max((sum(value for _, value, _ in row.parts) for row in rows), default=0.0) or 1.0
-    part, gap = Markup('<i class={} style="width:{:.4g}%" title="{}"></i>'), Markup('<i style="width:{:.4g}%"></i>')
+    part = Markup('<i class={} style="width:{:.4g}%" title="{}"></i>')
     html = Markup("").join(
         Markup("<span>{}</span><span class=track>{}</span><span>{}</span>").format(
             show_text(row.label),
             Markup("").join(
-                part.format(colour, 100 * value / top, show_text(name)) if name else gap.format(100 * value / top)
-                for colour, value, name in row.parts
+                part.format(colour, 100 * value / top, show_text(name)) for colour, value, name in row.parts
             ),
             show_text(row.text),
         )

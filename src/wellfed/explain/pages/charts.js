@@ -12,17 +12,11 @@
   const tick = value => Math.abs(value) >= 1e4 ? Intl.NumberFormat("en", {notation: "compact"}).format(value)
     : value && Math.abs(value) < 1e-2 ? (+value.toPrecision(3)).toExponential().replace("e+", "e") : String(+value.toPrecision(4));
 
-  const unpacked = ([first, unit, ...steps]) => {
-    if (first === undefined) return [];
-    let at = 0;
-    return [first, ...steps.map(step => first + unit * (at += step))];
-  };
-
   // Curves of a chart as uPlot's series, each with a table of its own x. Areas stand on those before them, and the
   // highest is drawn first, so that each hides what lies below the next.
   const tables = chart => {
-    const xs = chart.g.map(unpacked), below = [], lines = [], areas = [];
-    for (const [name, colour, kind, strong, group, y, low, high] of chart.c) {
+    const xs = chart.g, below = [], lines = [], areas = [];
+    for (const [name, colour, kind, group, y, low, high] of chart.c) {
       const x = xs[group], own = y;
       let top = y;
       if (kind == "area") {
@@ -30,56 +24,41 @@
         top = base ? y.map((one, place) => one == null || base[place] == null ? null : one + base[place]) : y;
         below[group] = top;
       }
-      (kind == "area" ? areas : lines).push({name, colour, kind, strong, x, y: top, own, low, high});
+      (kind == "area" ? areas : lines).push({name, colour, kind, x, y: top, own, low, high});
     }
     return [...areas.reverse(), ...lines];
   };
 
   const seriesOf = one => {
     const few = one.y.filter(value => value != null).length < FEW;
-    const dots = one.kind == "dots" || one.kind == "crosses";
     return {
       label: one.name,
-      stroke: () => one.kind == "area" ? "transparent" : css(one.colour, one.strong ? "" : "80"),
+      stroke: () => one.kind == "area" ? "transparent" : css(one.colour),
       fill: one.kind == "area" ? () => css(one.colour) : undefined,
-      width: one.kind == "area" || one.kind == "told" || dots ? 0 : one.strong ? 1.4 : 1,
-      ...(dots || one.kind == "told" ? {paths: () => null} : {}),
-      points: {
-        show: dots || (one.kind == "line" && few && !!one.strong),
-        size: one.kind == "dots" ? 9 : one.kind == "crosses" ? 7 : 5,
-        width: 1,
-        stroke: () => css(one.colour),
-        fill: () => one.kind == "crosses" ? css("paper") : css(one.colour),
-      },
+      width: one.kind == "line" ? 1.4 : 0,
+      ...(one.kind == "told" ? {paths: () => null} : {}),
+      points: {show: one.kind == "line" && few, size: 5, width: 1, stroke: () => css(one.colour), fill: () => css(one.colour)},
     };
   };
 
-  // What lies over the curves: levels, phases as a strip on the axis, rulers and marks.
+  // What lies over the curves: levels, and phases as a strip on the axis.
   const decorate = (u, chart) => {
     const c = u.ctx, dpr = devicePixelRatio, {left, top, width, height} = u.bbox;
     const across = value => u.valToPos(value, "x", true), up = value => u.valToPos(value, "y", true);
     c.save();
     c.beginPath(); c.rect(left, top - ABOVE * dpr, width + RIGHT * dpr, height + ABOVE * dpr); c.clip();
-    c.font = `bold ${11 * dpr}px system-ui, sans-serif`;
-    for (const [y, colour, stroke, label] of chart.l) {
-      c.strokeStyle = c.fillStyle = css(colour);
+    for (const [y, colour, stroke] of chart.l) {
+      c.strokeStyle = css(colour);
       c.lineWidth = 1.2 * dpr;
       c.setLineDash(stroke == "dashed" ? [5 * dpr, 4 * dpr] : stroke == "dotted" ? [1.5 * dpr, 3 * dpr] : []);
       if (up(y) < top || up(y) > top + height) continue;
       c.beginPath(); c.moveTo(left, up(y)); c.lineTo(left + width, up(y)); c.stroke();
-      c.textAlign = "left"; c.textBaseline = "middle";
-      if (label) c.fillText(label, left + width + 4 * dpr, up(y));
     }
     c.setLineDash([]);
     c.beginPath(); c.rect(left, top - ABOVE * dpr, width + 14 * dpr, height + ABOVE * dpr); c.clip();
     for (const [begin, end, colour] of chart.s) {
       c.fillStyle = css(colour);
-      c.fillRect(across(begin), top + height - STRIP * dpr, Math.max(dpr, across(end) - across(begin)), STRIP * dpr);
-    }
-    for (const [x, y, text, colour, where] of chart.n) {
-      c.strokeStyle = c.fillStyle = css(colour);
-      c.textAlign = where == "right" ? "left" : "center"; c.textBaseline = where == "above" ? "bottom" : "middle";
-      c.fillText(text, across(x) + (where == "right" ? 6 * dpr : 0), up(y) - (where == "above" ? 4 * dpr : 0));
+      c.fillRect(across(begin), top + height - STRIP * dpr, Math.max(2 * dpr, across(end) - across(begin)), STRIP * dpr);
     }
     c.restore();
   };
@@ -125,12 +104,12 @@
       width: wide + LEFT + RIGHT, height: chart.h + ABOVE + (chart.a ? 24 : 4), padding: [ABOVE, RIGHT, 0, 0],
       legend: {show: false},
       scales: {
-        x: {time: false, distr: chart.log ? 3 : 1, range: () => one.zoomed || [begin, end]},
+        x: {time: false, range: () => one.zoomed || [begin, end]},
         y: {range: (u, low, high) => !one.zoomed || chart.f || low == null ? [bottom, top]
           : [bottom == 0 ? 0 : low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)]},
       },
       axes: [
-        {...axis, size: chart.a ? 24 : 4, show: true, space: 60, ...(chart.log ? {} : {incrs}),
+        {...axis, size: chart.a ? 24 : 4, show: true, space: 60, incrs,
           values: (u, splits) => chart.a ? splits.map(at => at == null ? "" : String(+(at / unit).toPrecision(8))) : [],
           grid: {show: false}},
         {...axis, size: LEFT, space: chart.h < 80 ? 22 : 30, gap: 5,

@@ -3,119 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from wellfed.explain.diagnosis.ceiling_check import contradiction, of_ceiling
 from wellfed.explain.diagnosis.finding import colour_of, word_of
+from wellfed.explain.report.figures import figures_of
+from wellfed.explain.report.run_lines import show_figure, simulated_line
 from wellfed.explain.report.text_table import TextTable
 from wellfed.record.entries import RunRecord
-from wellfed.units import show_count, show_percent
 
-_HEADS = ("run", "workload", "status", "age", "verdict", "rate", "ceiling", "metric")
+_HEADS = ("run", "workload", "status", "started", "verdict", "rate", "ceiling", "metric", "typed", "problem")
 _STATUS_COLOURS = dict.fromkeys(("failed", "oom", "killed", "timeout", "damaged"), "red") | {"interrupted": "yellow"}
 
 
-@dataclass(frozen=True)
-class RunDigest:
-    """Run as plain data for programs; unknown values are None."""
+class RunDigest(NamedTuple):
+    """A run in short."""
 
-    run: str
-    folder: str
-    workload: str
-    status: str
-    """``damaged``: the record can't be read."""
-    started_at: str | None = None
-    duration_s: float | None = None
-    steps: int | None = None
-    samples_per_s: float | None = None
-    sample_unit: str | None = None
-    is_simulated: bool = False
-    """Whether a simulated GPU made the rate."""
-    of_ceiling_frac: float | None = None
-    is_ceiling_doubtful: bool = False
-    """Whether the time spent on data contradicts the ceiling."""
-    finding: str | None = None
-    severity: str | None = None
-    verdict: str | None = None
-    """Word of the verdict, as on the page."""
-    metric: str | None = None
-    """Metric that picks the best checkpoint, else the first of the validation, else of the test."""
-    value: float | None = None
-    overrides: tuple[str, ...] = ()
-    """Overrides that were typed, with secrets masked."""
-    problem: str | None = None
-    """Problem of the record, or the error that ended the run."""
+    data: dict[str, Any]
+    """For programs; unknown values are None."""
+    cells: Sequence[str | Text]
+    """For people, a cell for each head."""
 
 
 def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
-    """Returns the row of a run folder and its record, or of the error in reading it."""
-    run, workload = folder.name, folder.parent.parent.name
-    if isinstance(found, Exception):
-        problem = (found.strerror or str(found)) if isinstance(found, OSError) else str(found)
-        return RunDigest(run, str(folder), workload, "damaged", problem=problem)
-    throughput, metric = found.throughput, _metric_of(found)
-    first = found.findings[0] if found.findings else None
-    return RunDigest(
-        run=run,
-        folder=str(folder),
-        workload=found.workload or workload,
-        status=found.status,
-        started_at=found.started_at or None,
-        duration_s=found.duration_s,
-        steps=found.steps,
-        samples_per_s=throughput["samples_per_s"] if throughput else None,
-        sample_unit=throughput["sample_unit"] if throughput else None,
-        is_simulated=not found.is_on_cpu and any(gpu.get("is_simulated") for gpu in found.machine.get("gpus", ())),
-        of_ceiling_frac=of_ceiling(found),
-        is_ceiling_doubtful=contradiction(found) is not None,
-        finding=first["id"] if first else None,
-        severity=first["severity"] if first else None,
-        verdict=word_of(first) if first else None,
-        metric=metric,
-        value=found.metrics[metric] if metric else None,
-        overrides=tuple(found.overrides),
-        problem=found.error["message"] if found.error else None,
+    """Returns the row of a run folder and its record, or of the error in reading it: its status is ``damaged``."""
+    record, problem = RunRecord(folder.name, status="damaged"), str(found)  # type: ignore[arg-type]
+    if isinstance(found, RunRecord):
+        record, problem = found, found.error["message"] if found.error else ""
+    elif isinstance(found, OSError):
+        problem = found.strerror or problem
+    figures, metric = figures_of(record), _metric_of(record)
+    first = record.findings[0] if record.findings else None
+    is_simulated = bool(simulated_line(record)) and not record.is_on_cpu
+    is_doubtful = contradiction(record) is not None
+    data = {
+        "run": folder.name,
+        "folder": str(folder),
+        "workload": record.workload or folder.parent.parent.name,
+        "status": record.status,
+        "started_at": record.started_at or None,
+        "duration_s": record.duration_s or None,
+        "steps": record.steps or None,
+        "samples_per_s": record.throughput["samples_per_s"] if record.throughput else None,
+        "sample_unit": record.throughput["sample_unit"] if record.throughput else None,
+        "is_simulated": is_simulated,
+        "of_ceiling_frac": of_ceiling(record),
+        "is_ceiling_doubtful": is_doubtful,
+        "finding": first["id"] if first else None,
+        "severity": first["severity"] if first else None,
+        "verdict": word_of(first) if first else None,
+        "metric": metric,
+        "value": record.metrics[metric] if metric else None,
+        "overrides": list(record.overrides),
+        "problem": problem or None,
+    }
+    cells = (
+        *(folder.name, data["workload"], Text(record.status, _STATUS_COLOURS.get(record.status, ""))),
+        record.started_at[:16].replace("T", " "),
+        Text(word_of(first), colour_of(first["id"], first["severity"])) if first else "",
+        f"{figures['rate'].text}{' simulated' if is_simulated else ''}" if "rate" in figures else "",
+        f"{figures['of_ceiling'].text}{' (doubtful)' if is_doubtful else ''}" if "of_ceiling" in figures else "",
+        f"{metric} {show_figure(record.metrics[metric], 4)}" if metric else "",
+        " ".join(text for text in record.overrides if not text.startswith("workload=")),
+        problem,
     )
+    return RunDigest(data, cells)
 
 
 def _metric_of(record: RunRecord) -> str | None:
+    """Returns the metric that picks the best checkpoint, else the first of the validation, else of the test."""
     best = (record.config.get("trainer") or {}).get("best_metric")
     bare = str(best).removeprefix("val/").removeprefix("val_")  # a LightningModule's may have the split's name
     names = [f"val/{bare}", *(name for split in ("val/", "test/") for name in record.metrics if name.startswith(split))]
     return next((name for name in names if name in record.metrics), None)
 
 
-def runs_table(runs: Sequence[RunDigest], now: datetime, width: int | None) -> TextTable:
-    """Returns a table with a row for each run. Typed overrides have a column, or on a terminal lines of its width."""
-    table = TextTable(*_HEADS, *([] if width else ["typed"]))
+def runs_table(runs: Sequence[RunDigest]) -> TextTable:
+    """Returns a table with a row for each run; without the last column where no run had a problem."""
+    number = len(_HEADS) - (not any(one.data["problem"] for one in runs))
+    table = TextTable(*_HEADS[:number])
     for one in runs:
-        typed = " ".join(text for text in one.overrides if not text.startswith("workload="))
-        line = f"typed: {typed}" if width and typed else ""
-        table.add_row(*_cells(one, now), *([] if width else [typed]), below=[line, one.problem or ""])
+        table.add_row(*one.cells[:number])
     return table
-
-
-def _cells(one: RunDigest, now: datetime) -> list[str | Text]:
-    rate = "" if one.samples_per_s is None else f"{show_count(one.samples_per_s)} {one.sample_unit}/s"
-    rate += " simulated" if rate and one.is_simulated else ""
-    of_ceiling = "" if one.of_ceiling_frac is None else show_percent(min(one.of_ceiling_frac, 1.0))
-    of_ceiling += " (doubtful)" if of_ceiling and one.is_ceiling_doubtful else ""
-    value = "not finite" if one.value is None else f"{one.value:.4g}"
-    metric = "" if one.metric is None else f"{one.metric} {value}"
-    verdict = Text(one.verdict or "", colour_of(one.finding or "", one.severity or ""))
-    status = Text(one.status, _STATUS_COLOURS.get(one.status, ""))
-    return [one.run, one.workload, status, _age(one.started_at, now), verdict, rate, of_ceiling, metric]
-
-
-def _age(started_at: str | None, now: datetime) -> str:
-    if not started_at:
-        return ""
-    then = datetime.fromisoformat(started_at)
-    age_s = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
-    units = (("d", 172_800, 86_400), ("h", 7_200, 3_600), ("min", 120, 60))
-    unit, length_s = next(((unit, length_s) for unit, least_s, length_s in units if age_s >= least_s), ("s", 1))
-    return f"{max(0, age_s) / length_s:.0f} {unit}"

@@ -16,8 +16,8 @@ from wellfed.record.entries import RunRecord, differences
 from wellfed.units import show_percent
 
 _APART = (
-    *("workload", "paths", "seed", "resume", "rerun", "sweep", "search", "config"),
-    *(f"logger.{name}" for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
+    *("workload.", "paths.", "seed.", "resume.", "rerun.", "sweep.", "search.", "config."),
+    *(f"logger.{name}." for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
 )
 """Settings that are judged by `Comparison.of_other_learning`, and those that don't change the work of a step."""
 _DISTURBED = ("busy_machine", "machine_was_slower")
@@ -33,8 +33,6 @@ class Slowdown:
     ratio: Ratio
     limit_frac: float
     """Largest permitted slowdown: 0.05 = 5 % more time a sample."""
-    each: str = "sample"
-    """Unit of the time: a step where samples are not counted."""
 
     @property
     def is_beyond_limit(self) -> bool:
@@ -60,8 +58,7 @@ class Slowdown:
     def measured(self) -> str:
         """The slowdown with its interval, without a full stop."""
         more = self.ratio.factor - 1
-        less_or_more = "less" if more < 0 else "more"
-        text = f"B takes {show_percent(abs(more))} {less_or_more} time a {self.each} than A"
+        text = f"B takes {show_percent(abs(more))} {'less' if more < 0 else 'more'} time a sample than A"
         if self.ratio.low is None or self.ratio.high is None:
             return text
         low, high = (f"{100 * (end - 1):+.1f} %" for end in (self.ratio.low, self.ratio.high))
@@ -84,10 +81,10 @@ def reasons_against(pair: Comparison, *, settings_may_differ: bool = False) -> I
         yield Fault("workload", line, "Compare runs that learn the same from the same data.")
     for name, of_a, of_b in differences(_work(a), _work(b)):
         yield Fault(name, _both(of_a, of_b), "Run both on one machine and the same data, as wellfed bench does.")
-    if not settings_may_differ and "script" not in a.config:  # a script's settings are part of its code
-        names = [one.name for one in pair.settings if not any(f"{one.name}.".startswith(f"{of}.") for of in _APART)]
-        if names:
-            yield Fault("settings", f"differ: {', '.join(names)}.", "Run both with the same settings.")
+    typed = {name for name, *_ in differences(a.config, b.config)}
+    others = [one.name for one in pair.settings if one.name in typed and not f"{one.name}.".startswith(_APART)]
+    if others and not settings_may_differ and "script" not in a.config:  # a script's settings are part of its code
+        yield Fault("settings", f"differ: {', '.join(others)}.", "Run both with the same settings.")
 
 
 def disturbances(pair: Comparison) -> Iterator[Fault]:
@@ -102,17 +99,15 @@ def disturbances(pair: Comparison) -> Iterator[Fault]:
 def _work(record: RunRecord) -> dict[str, Any]:
     """Returns facts that two runs of the same work share: machine, ranks, values derived from the data, and the
     arguments of a script."""
-    facts = {
+    return {
         "device": device(record),
         "cores": record.machine.get("cpu_quota_cores"),
         "host": record.boot_id or record.host_name,
         "ranks": max(1, len(record.ranks)),
         **record.derived(),
+        "arguments": " ".join(record.overrides) if "script" in record.config else None,
+        "trained parameters": record.process and record.process["parameter_values"],
     }
-    if "script" not in record.config:
-        return facts
-    trained = record.process["parameter_values"] if record.process else None
-    return {**facts, "arguments": " ".join(record.overrides), "trained parameters": trained}
 
 
 def _both(a: Any, b: Any) -> str:

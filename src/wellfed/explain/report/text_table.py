@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
@@ -26,45 +25,38 @@ def console_width() -> int | None:
     return None if is_terminal else PIPED_COLUMNS
 
 
-@dataclass(frozen=True)
-class TextColumn:
-    """Column of a `TextTable`."""
-
-    head: str
-    is_number: bool = False
-    """Aligned to the right."""
-
-
 class TextTable:
-    """Table without a frame: bold heads, two spaces between columns, numbers to the right.
+    """Table without a frame: bold heads, two spaces between columns.
 
     The first column that does not fit is wrapped. Those after it are shown in lines below their row.
+
+    Args:
+        numbers: heads of columns that are aligned to the right.
     """
 
-    def __init__(self, *columns: str | TextColumn, title: str = "") -> None:
-        self._columns = [TextColumn(one) if isinstance(one, str) else one for one in columns]
-        self._title, self._rows = title, list[tuple[list[Text], list[str]]]()
+    def __init__(self, *heads: str, title: str = "", numbers: Collection[str] = ()) -> None:
+        self._title = show_line(title)
+        self._is_number = [head in numbers for head in heads]
+        self._rows = [[Text(show_line(head), "bold") for head in heads]]
 
-    def add_row(self, *cells: str | Text, below: Sequence[str] = ()) -> None:
-        """Adds a row of cells, each in one style, with lines of text ``below`` it."""
-        styles = (cell.style if isinstance(cell, Text) else "" for cell in cells)
-        shown = [Text(show_line(str(cell)), style) for cell, style in zip(cells, styles, strict=True)]
-        self._rows.append((shown, [show_line(text) for text in below if text]))
+    def add_row(self, *cells: str | Text) -> None:
+        """Adds a row of cells, each in one style."""
+        styled = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
+        self._rows.append([Text(show_line(cell.plain), cell.style) for cell in styled])
 
     def lines(self, width: int | None) -> Iterator[Text]:
         """Yields the lines for a terminal of ``width`` columns, None = unlimited, without spaces at their ends."""
         width = width or sys.maxsize
-        heads = [Text(show_line(column.head), "bold") for column in self._columns]
-        widths = self._widths(heads, width)
-        yield from (Text(line, "bold") for line in wrapped(show_line(self._title), width))
+        heads, *rows = self._rows
+        widths = self._widths(width)
+        yield from (Text(line, "bold") for line in wrapped(self._title, width))
         if any(head.plain for head in heads):
-            yield from self._row(heads, widths)
-        for cells, below in self._rows:
-            yield from self._row(cells, widths)
+            yield from self._beside(heads, widths)
+        for cells in rows:
+            yield from self._beside(cells, widths)
             hidden = zip(heads[len(widths) :], cells[len(widths) :], strict=True)
             rest = ", ".join(f"{head.plain} {cell.plain}".lstrip() for head, cell in hidden if cell.plain)
-            for text in filter(None, [rest, *below]):
-                yield from (Text(f"  {line}") for line in wrapped(text, width - 2))
+            yield from (Text(f"  {line}") for line in wrapped(rest, width - 2))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yields the lines for a console of rich."""
@@ -72,24 +64,23 @@ class TextTable:
             line.no_wrap, line.overflow = True, "ignore"
             yield line
 
-    def _widths(self, heads: Sequence[Text], width: int) -> list[int]:
+    def _widths(self, width: int) -> list[int]:
         """Returns the widths of the columns that are shown beside each other: at least of the first."""
-        rows = [heads, *(cells for cells, _ in self._rows)]
         left, found = width, list[int]()
-        for one in (max(cells[place].cell_len for cells in rows) for place in range(len(heads))):
+        for one in (max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)):
             if one > left and left < _LEAST_WIDTH and found:
                 break
             found.append(max(1, min(one, left)))
             left -= found[-1] + GAP
         return found
 
-    def _row(self, cells: Sequence[Text], widths: Sequence[int]) -> Iterator[Text]:
+    def _beside(self, cells: Sequence[Text], widths: Sequence[int]) -> Iterator[Text]:
         texts = [wrapped(cell.plain, one) or [""] for cell, one in zip(cells, widths, strict=False)]
         for place in range(max(map(len, texts))):
             line, indent = Text(), 0
-            for column, cell, parts, one in zip(self._columns, cells, texts, widths, strict=False):
+            for is_number, cell, parts, one in zip(self._is_number, cells, texts, widths, strict=False):
                 if place < len(parts) and (text := parts[place]):
-                    start = indent + (one - cell_len(text) if column.is_number else 0)
+                    start = indent + (one - cell_len(text) if is_number else 0)
                     line.append(" " * (start - line.cell_len)).append(text, cell.style)
                 indent += one + GAP
             yield line

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from wellfed.explain.diagnosis.evidence import Evidence
@@ -18,8 +17,8 @@ from wellfed.units import show_text
 
 _ESCAPED = str.maketrans({"<": "&lt;", "|": "\\|", "`": "'", "[": "\\[", "*": "\\*"})
 MARKDOWN, PAGE = "report.md", "report.html"
-_LONGEST = 100
-"""Bytes of a run's name in the name of a file: systems allow 255 in all."""
+_LONGEST = 38
+"""Characters of a run's name in the name of a file: systems allow 255 bytes in all."""
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
@@ -35,8 +34,7 @@ def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Pa
     """Writes the page of two runs, named after their folders, and returns its path."""
     from wellfed.explain.report.comparison_page import comparison_html  # imports Jinja2
 
-    cut = [os.fsencode(name)[:_LONGEST].decode(errors="ignore") for name in names]
-    path = folder / f"comparison_{'_'.join(cut)}.html"
+    path = folder / f"comparison_{'_'.join(name[:_LONGEST] for name in names)}.html"
     write_atomically(path, comparison_html(both))
     return path
 
@@ -45,27 +43,22 @@ def to_markdown(record: RunRecord, first: Mapping[str, float] | None = None, fol
     """Returns the report of a run as Markdown; written to ``folder``, it links to the findings' pages."""
     parts = [f"# {_text(record.workload)}: {_text(record.run_id)}"]
     for section in sections(record, first):
-        lines = [_text(line) for line in section.lines]
-        if section.name == "findings" and folder is not None:
-            ids = [finding["id"] for finding in record.findings]
-            lines = [_linked(line, name, folder) for line, name in zip(lines, ids, strict=False)]
-        parts += [f"## {section.title}", *_body(section, lines)]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {section.title}", *_body(section)]
+    text = "\n\n".join(parts) + "\n"
+    for finding in record.findings:
+        if folder is not None and (page := page_of_finding(finding["id"], folder)):
+            text = text.replace(f"\n- {finding['id']} (", f"\n- [{finding['id']}]({page}) (")
+    return text
 
 
-def _linked(line: str, finding: str, folder: Path) -> str:
-    """Returns a line that begins with the id of a finding, which links to its page."""
-    page = page_of_finding(finding, folder)
-    rest = line.removeprefix(finding)
-    return line if page is None or rest == line else f"[{finding}]({page}){rest}"
-
-
-def _body(section: ReportSection, lines: Sequence[str]) -> list[str]:
-    parts = ["\n".join(f"- {line}" for line in lines)] if lines else []
-    if section.head and section.rows:
+def _body(section: ReportSection) -> Iterator[str]:
+    if section.lines:
+        yield "\n".join(f"- {_text(line)}" for line in section.lines)
+    if section.rows:
         head = [f"| {' | '.join(section.head)} |", f"|{'---|' * len(section.head)}"]
-        parts.append("\n".join([*head, *(f"| {' | '.join(map(_text, row))} |" for row in section.rows)]))
-    return parts or ["None."]
+        yield "\n".join([*head, *(f"| {' | '.join(map(_text, row))} |" for row in section.rows)])
+    if not section.lines and not section.rows:
+        yield "None."
 
 
 def _text(text: str) -> str:

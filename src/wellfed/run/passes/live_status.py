@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from wellfed.explain.diagnosis.finding import waiting_colour
-from wellfed.explain.report.last_screen import show_of_budget, show_utilisation
+from wellfed.explain.report.figures import memory_of, utilisation, waiting
 from wellfed.observe.telemetry.series import HOST
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.bookkeeper import Bookkeeper
@@ -46,7 +45,8 @@ class LiveStatus:
 
     def _utilisation(self) -> Iterator[Text]:
         readings = self._latest("util_pct", of_host=False).values()
-        yield from show_utilisation([sum(values) / len(values) for values in readings])
+        if readings:
+            yield utilisation([sum(values) / len(values) for values in readings]).cell
 
     def _cpu(self) -> Iterator[Text]:
         cores = self._books.record.machine.get("cpu_quota_cores")
@@ -58,11 +58,11 @@ class LiveStatus:
         recent = self._books.journal.recent(_LATEST_STEPS)
         if recent is not None:
             frac = float(recent.column("wait_ms").sum()) / float(recent.step_ms.sum())
-            yield Text(f"wait {100 * frac:.0f} %", waiting_colour(frac))
+            yield waiting(frac).cell
 
     def _memory(self) -> Iterator[Text]:
         if not self._plan.on_gpu:
             for values in self._latest("rss_gib", of_host=True).values():
                 yield Text(f"mem {show_gib(values[-1])}")
         elif (held_gib := self._books.held_gib()) is not None:
-            yield Text(f"mem {show_of_budget(held_gib, self._plan.device.memory_gib)}")
+            yield Text(f"mem {memory_of('', held_gib, self._plan.device.memory_gib).text}")

@@ -1,4 +1,4 @@
-"""Formats the figures of a leaderboard: one table of columns for terminal and HTML, by the kind of study."""
+"""Formats the figures of a leaderboard: one table of columns for terminal and HTML."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from wellfed.study.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_
 from wellfed.study.points.grid import BASELINE
 from wellfed.study.points.space import show_value
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
-from wellfed.study.study_files import SearchFile, SweepFile
+from wellfed.study.study_files import SearchFile
 from wellfed.units import show_count, show_duration, show_gib, show_percent
-
-_TOOK = "the trial, from the start of its process to its end"
 
 
 @dataclass(frozen=True)
@@ -22,93 +20,65 @@ class Column:
 
     head: str
     meaning: str
-    text: Callable[[Any], str]
-    """Cell of an entry; empty where it was not measured."""
+    figure: Callable[[Entry], Any]
+    """None where it was not measured."""
+    show: Callable[[Any], str] = str
     in_files_alone: bool = False
     """Left out of the terminal, which is too narrow."""
+
+    def text(self, entry: Entry) -> str:
+        """Returns the cell of an entry; empty where the figure was not measured."""
+        figure = self.figure(entry)
+        return "" if figure is None else self.show(figure)
 
 
 def columns(board: Leaderboard) -> list[Column]:
     """Returns the columns that at least one entry with a figure fills; the score first."""
-    file = board.file
-    known = _of_trainings(file) if isinstance(file, SearchFile) else _of_timed(file)
+    file, objective = board.file, board.objective
+    unit, noun = "samples" if isinstance(file, SearchFile) else file.sample_unit, objective.noun
+
+    def of(other: Objective, *, in_files_alone: bool = False) -> Column:
+        meaning = other.meaning.format(unit)
+        return Column(other.head(unit), meaning, lambda entry: other(entry.row), other.number, in_files_alone)
+
+    of_training = [
+        Column(objective.title, objective.meaning, lambda entry: entry.row.value, figure_text),
+        Column("at step", "optimizer steps until then", lambda entry: entry.row.value_step, show_count),
+        Column("last", "the same metric at the last validation", lambda entry: entry.row.last_value, figure_text),
+        Column("steps", "optimizer steps of the whole training", lambda entry: entry.row.trained_steps, show_count),
+    ]
+    of_timed = [
+        Column(objective.head(unit), objective.meaning.format(unit), lambda entry: entry.score, objective.number),
+        Column("95 % interval", f"where that {noun} lies", lambda entry: interval(entry, objective)),
+        Column("of best", f"{noun} relative to the best", lambda entry: entry.of_best, show_percent),
+        Column(
+            "vs baseline",
+            "how much better than the same settings with loader=baseline, with its 95 % interval; tied: noise may "
+            "explain it; ?: its noise is unknown, since one of the two was measured once",
+            _of_baseline,
+        ),
+        Column("runs", f"measurements that the {noun} is the mean of", lambda entry: entry.runs),
+    ]
+    known = [
+        *(of_training if board.is_of_search else of_timed),
+        of(SAMPLES_PER_S),
+        of(PEAK_MEMORY),
+        of(SAMPLES_PER_JOULE, in_files_alone=True),
+        Column("ready", "steps whose batch was waiting", lambda entry: entry.row.readiness_frac, show_percent),
+        Column(
+            "of ceiling",
+            "rate over that of the ceiling",
+            lambda entry: entry.ceiling_frac,
+            show_percent,
+            True,
+        ),
+        Column("predicted", "the predicted peak", lambda entry: entry.row.predicted_peak_gib, show_gib, True),
+        Column("GPU", "mean utilisation while training", lambda entry: entry.row.util_pct, "{:.1f} %".format),
+        Column("took", "the trial, from the start of its process", lambda entry: entry.seconds, show_duration, True),
+    ]
     unique = {column.head: column for column in reversed(known)}  # the score replaces the same figure again
     shown = [*board.ranked, *board.pruned]
     return [column for column in known if unique[column.head] is column and any(column.text(entry) for entry in shown)]
-
-
-def _of_timed(file: SweepFile) -> list[Column]:
-    objective, unit = file.ranked_by, file.sample_unit
-    best = "over the highest" if objective.higher_is_better else "the smallest over it"
-    turned = "over that" if objective.higher_is_better else "the one"
-
-    def measured(other: Objective, **more: bool) -> Column:
-        def text(entry: Entry) -> str:
-            figure = other(entry.row)
-            return "" if figure is None else other.number(figure)
-
-        return Column(other.head(unit), other.meaning.format(unit), text, **more)
-
-    return [
-        Column(
-            objective.head(unit),
-            objective.meaning.format(unit),
-            lambda e: "" if e.score is None else objective.number(e.score),
-        ),
-        Column("95 % interval", f"where that {objective.noun} lies", lambda e: interval(e, objective)),
-        Column("of best", f"{objective.noun} {best} {objective.noun}", lambda e: _percent(e.of_best)),
-        Column(
-            "vs baseline",
-            f"{objective.noun} {turned} of the same settings with loader=baseline, and its 95 % interval; tied: noise "
-            "may explain it; ?: its noise is unknown, since one of the two was measured once",
-            _of_baseline,
-        ),
-        measured(SAMPLES_PER_S),
-        Column(
-            "ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.row.readiness_frac)
-        ),
-        Column(
-            "of ceiling",
-            "rate over that of the same steps on batches that are on the device already",
-            lambda e: _percent(e.ceiling_frac),
-            in_files_alone=True,
-        ),
-        measured(PEAK_MEMORY),
-        Column(
-            "predicted",
-            "the peak that was predicted before the trial",
-            lambda e: "" if e.row.predicted_peak_gib is None else show_gib(e.row.predicted_peak_gib),
-            in_files_alone=True,
-        ),
-        measured(SAMPLES_PER_JOULE, in_files_alone=True),
-        Column("GPU", "mean utilisation while training", lambda e: _percent(e.row.util_pct, 100)),
-        Column("runs", f"measurements that the {objective.noun} is the mean of", lambda e: str(e.runs)),
-        Column(
-            "took",
-            _TOOK,
-            lambda e: "" if e.seconds is None else show_duration(e.seconds),
-            in_files_alone=True,
-        ),
-    ]
-
-
-def _of_trainings(file: SearchFile) -> list[Column]:
-    def column(head: str, meaning: str, figure: str, show: Callable[[Any], str]) -> Column:
-        def text(entry: Entry) -> str:
-            value = None if entry.status == "pending" else getattr(entry.row, figure)
-            return "" if value is None else show(value)
-
-        return Column(head, meaning, text)
-
-    return [
-        column(f"val/{file.metric}", file.ranked_by.meaning, "value", figure_text),
-        column("at step", "optimizer steps until then", "value_step", show_count),
-        column("last", "the same metric at the last validation", "last_value", figure_text),
-        column("steps", "optimizer steps of the whole training", "trained_steps", show_count),
-        column("samples/s", "trained on in a second, after the warm-up", "samples_per_s", show_count),
-        column("memory", "peak: reserved on the GPU; on a CPU growth", "peak_memory_gib", show_gib),
-        column("took", _TOOK, "seconds", show_duration),
-    ]
 
 
 def _of_baseline(entry: Entry) -> str:
@@ -134,7 +104,3 @@ def figure_text(figure: float) -> str:
 def value_text(board: Leaderboard, value: str) -> str:
     """Returns a value for people: a sampler's numbers are rounded."""
     return show_value(value) if board.is_of_search else value
-
-
-def _percent(figure: float | None, whole: float = 1.0) -> str:
-    return "" if figure is None else show_percent(figure / whole)

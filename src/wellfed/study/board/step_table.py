@@ -17,33 +17,25 @@ from wellfed.units import counted, show_duration, show_factor, show_line
 
 def show(console: Console, file: TuneFile) -> None:
     """Prints conclusions, and the command to use; each trial has its line already."""
-    console.print()
-    for text in _conclusions(file):
-        print_text(console, text)
+    print_text(console, "\n".join(["", *filter(None, _conclusions(file))]))
     print_command(console, "Use it:", train_command(file.use))
 
 
 def _conclusions(file: TuneFile) -> Iterator[str]:
     spent = f"{counted(len(file.steps), 'trial')} in {show_duration(file.trial_seconds)}"
     yield f"{spent}; ended because {file.ended_because}."
-    if file.noise:
-        yield file.noise
+    yield file.noise
     if (comparison := file.comparison) is None:
         yield "Nothing that was tried is better than the start beyond noise: the start stays."
     else:
-        took = show_duration(comparison.seconds)
-        yield f"Start and result in turn ({took}): {gain_text(comparison.gain)}"
-        if comparison.problem is not None:
-            yield show_line(comparison.problem)
-        if not file.result:
-            yield "So the start stays."
+        yield f"Start and result in turn ({show_duration(comparison.seconds)}): {gain_text(comparison.gain)}"
+        yield show_line(comparison.problem or "")
+        yield "" if file.result else "So the start stays."
     for each in file.advice:
-        told = f"{' '.join(each['overrides'])}: {each['why_not']}, so it was not tried."
-        yield f"Advice: {told} {show_line(each['message'])}"
-    if file.written:
-        yield f"Written: {file.written}"
-    elif file.why_not is not None:
-        yield f"No experiment was written: {file.why_not}."
+        why_not = f"Advice: {' '.join(each['overrides'])}: {each['why_not']}, so it was not tried."
+        yield f"{why_not} {show_line(each['message'])}"
+    if file.written or file.why_not is not None:
+        yield f"Written: {file.written}" if file.written else f"No experiment was written: {file.why_not}."
     if file.unproven:
         yield f"Not proven: {train_command(file.unproven)}"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from wellfed.command_line import command
-from wellfed.explain.report.text_table import TextColumn, TextTable, print_command, print_text
+from wellfed.explain.report.text_table import TextTable, print_command, print_text
 from wellfed.study.board.columns import columns, value_text
 from wellfed.study.board.files import again
 from wellfed.study.ranking.board_entry import Leaderboard
-from wellfed.units import counted
 
 _SHOWN = 20
 """Ranks on the terminal; the files have all."""
@@ -21,24 +21,15 @@ _SHOWN = 20
 
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     """Prints ranks, what has none and why, notes and the files ``written``."""
-
-    def say(text: str) -> None:
-        print_text(console, text)
-
-    file, folder = board.file, written[0].parent
+    say, folder = partial(print_text, console), written[0].parent
     counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
-    heading = f"{file.folder_kind.noun.capitalize()} {file.name} of {file.workload}"
-    if board.is_of_search:
-        arrow = "most" if board.objective.higher_is_better else "least"
-        heading += f" by {board.objective.title} ({arrow} is best)"
-    say(f"\n{heading}: {counts or 'no trial'}")
+    study = f"{board.file.folder_kind.noun.capitalize()} {board.file.name} of {board.file.workload}"
+    by = f" by {board.objective.title}" if board.is_of_search else ""
+    say(f"\n{study}{by}: {counts or 'no trial'}")
     if board.ranked:
         console.print(_ranks(board))
         if len(board.ranked) > _SHOWN:
             console.print(f"... and {len(board.ranked) - _SHOWN} more in the files")
-    if board.pruned:
-        numbers = ", ".join(str(entry.row.trial) for entry in board.pruned)
-        say(f"Pruned: {counted(len(board.pruned), 'trial')} ({numbers})")
     for entry in board.failed:
         values = " ".join(f"{axis}={value_text(board, value)}" for axis, value in entry.values.items())
         say(f"{entry.status}: {values}: {entry.why}")
@@ -55,14 +46,11 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
 
 def _ranks(board: Leaderboard) -> TextTable:
     shown = [column for column in columns(board) if not column.in_files_alone]
-    numbers = ("rank", "trial") if board.is_of_search else ("rank",)
-    table = TextTable(
-        *(TextColumn(name, is_number=True) for name in numbers),
-        *board.file.axis_names,
-        *(TextColumn(column.head, is_number=True) for column in shown),
-    )
+    numbers, axes = ["rank", *(["trial"] if board.is_of_search else [])], board.file.axis_names
+    heads = [column.head for column in shown]
+    table = TextTable(*numbers, *axes, *heads, numbers=[*numbers, *heads])
     for entry in board.ranked[:_SHOWN]:
         number = [str(entry.row.trial)] if board.is_of_search else []
-        values = (value_text(board, entry.values[axis]) for axis in board.file.axis_names)
+        values = (value_text(board, entry.values[axis]) for axis in axes)
         table.add_row(entry.label, *number, *values, *(column.text(entry) for column in shown))
     return table

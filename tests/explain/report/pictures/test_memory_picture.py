@@ -23,10 +23,10 @@ def keys(picture: PagePicture) -> list[str]:
 LIMITS = ["budget, 7.20 GiB", "predicted peak, 5.00 GiB", "measured peak, 5.50 GiB"]
 
 
-def test_a_few_cards_have_a_colour_each_and_many_have_one(tmp_path: Path) -> None:
+def test_a_few_cards_have_a_colour_each_and_of_many_the_fullest_are_drawn(tmp_path: Path) -> None:
     for gpus, expected in (
         (2, ["GPU 0", "GPU 1", *LIMITS]),
-        (20, ["in use on the device, mean and range of 20 GPUs", *LIMITS]),
+        (20, ["GPU 0", "GPU 1", "GPU 2", "GPU 3", *LIMITS]),
     ):
         folder = tmp_path / str(gpus)
         folder.mkdir()

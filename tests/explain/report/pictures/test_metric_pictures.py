@@ -3,20 +3,17 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.pages.chart import PagePicture
-from wellfed.explain.report.pictures.picture_parts import TimeAxis
 from wellfed.explain.report.pictures.run_pictures import metrics
 from wellfed.record.entries import RunRecord
 
 STEPS = np.arange(1.0, 11.0)
 
 
-def drawn(curves: Any, **tables: Any) -> list[PagePicture]:
-    evidence = Evidence(RunRecord("r"), metrics=curves, **tables)
-    return list(metrics(evidence, TimeAxis.of(evidence)))
+def drawn(curves: Any) -> list[PagePicture]:
+    return list(metrics({"": Evidence(RunRecord("r"), metrics=curves)}))
 
 
 def test_splits_of_a_metric_are_in_one_picture() -> None:
@@ -45,12 +42,8 @@ def test_gaps_are_told() -> None:
     assert none.keys[0].text == "val not finite"
 
 
-def test_metrics_share_the_time_axis_of_the_run_where_it_is_known() -> None:
-    steps = {"step": np.arange(1.0, 21.0), "time_s": 100 + 2 * np.arange(1.0, 21.0)}
-    curves = {("val", "loss"): (np.array([5.0, 10.0]), np.array([2.0, 1.0]))}
-    ((chart,),) = (one.charts for one in drawn(curves, all_steps=steps))
-    assert chart.is_linked
-    assert chart.curves[0].x == pytest.approx([110, 120])
-    ((chart,),) = (one.charts for one in drawn(curves))
-    assert (chart.is_linked, chart.axis.title) == (False, "step")
-    assert chart.curves[0].x == pytest.approx([5, 10])
+def test_two_runs_are_drawn_over_each_other() -> None:
+    runs = {letter: Evidence(RunRecord("r"), metrics={("val", "loss"): (STEPS, STEPS)}) for letter in "AB"}
+    ((chart,),) = (one.charts for one in metrics(runs))
+    assert [curve.name for curve in chart.curves] == ["A val 10", "B val 10"]
+    assert chart.axis.title == "step"

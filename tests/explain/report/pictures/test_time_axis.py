@@ -28,23 +28,22 @@ def test_a_phase_is_shaded_where_it_ended_not_where_it_was_read() -> None:
         "test": {"total_s": 0.01, "times": 1},
     }
     axis = TimeAxis.of(replace(of, ended={"val": np.array([20.0, 50.0]), "test": np.array([70.0])}))
-    assert axis.spans["validate"] == [(18, 20), (48, 50)]
-    assert axis.spans["checkpoint"] == [(51, 52)]
-    assert axis.spans["test"] == [(pytest.approx(69.797), pytest.approx(70.193))]
+    assert axis.strip[:3] == [(18, 20, "validate"), (48, 50, "validate"), (51, 52, "checkpoint")]
+    assert axis.strip[3:] == [(pytest.approx(69.99), 70, "test")]
     assert [key.text for key in axis.keys] == ["validate", "checkpoint", "test"]
 
 
-def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:
+def test_what_is_too_close_to_be_told_apart_is_joined() -> None:
     axis_of = evidence(["train"] * 1000, saved_s=(100.0, 100.5, 101.0, 500.0))
     axis_of.record.phases = {"validate": {"total_s": 100.0, "times": 1000}}
+    axis_of.record.phases["checkpoint"] = {"total_s": 2.0, "times": 4}
     axis = TimeAxis.of(axis_of)
-    (first, last) = axis.spans["checkpoint"]
-    assert last[1] - last[0] == pytest.approx(999 / 250)
-    assert first == pytest.approx((100 - 999 / 500, 101 + 999 / 500))
+    assert axis.strip == [(99.5, 101.0, "checkpoint"), (499.5, 500.0, "checkpoint")]
     often = TimeAxis.of(replace(axis_of, ended={"val": np.arange(0.0, 1000.0)}))
-    assert len(often.spans["validate"]) == 1
+    assert [phase for *_, phase in often.strip].count("validate") == 1
 
 
 def test_without_a_table_there_is_an_axis() -> None:
-    assert TimeAxis.of(evidence([])).span_s == 1
-    assert TimeAxis.of(evidence(["train"])).span_s > 0
+    for phases in ([], ["train"]):
+        axis = TimeAxis.of(evidence(phases))
+        assert axis.end_s > axis.begin_s
