@@ -12,7 +12,7 @@ from typing import Literal
 
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import RunRecord
-from wellfed.units import show_count, show_percent
+from wellfed.units import show_percent
 
 _NOISE_FRAC = 0.1
 """Minimum relative difference for a contradiction, since the ceiling covers only some 20 steps."""
@@ -65,13 +65,3 @@ def of_ceiling(record: RunRecord) -> float | None:
     """Returns the rate over the ceiling; None if one of them was not measured."""
     throughput, ceiling = record.throughput, record.ceiling
     return throughput["samples_per_s"] / ceiling["samples_per_s"] if throughput and ceiling else None
-
-
-def ceiling_line(record: RunRecord) -> str | None:
-    """Returns a line on the ceiling and what it means for this run; None without a ceiling."""
-    throughput, ceiling, share = record.throughput, record.ceiling, of_ceiling(record)
-    if not throughput or not ceiling or share is None:
-        return None
-    reached = f"this run reached {show_percent(share)} of it" if share < 1 else "this run was no slower"
-    rate = f"{show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
-    return f"ceiling {rate} with batches already on the device: {reached}"

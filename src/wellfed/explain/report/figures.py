@@ -150,9 +150,9 @@ def _part(name: str, record: RunRecord) -> Figure | None:
     return Figure(name, f"{100 * share:.0f} %", f"({show_ms(part_ms)})", estimate, share)
 
 
-def _of_gpus(record: RunRecord, name: str, *parts: str) -> list[Mapping[str, float]]:
+def _of_gpus(record: RunRecord, name: str) -> list[Mapping[str, float]]:
     gpus = [] if record.is_on_cpu else record.gpus.values()
-    return [found for figures in gpus if (found := level(figures, name, *parts))]
+    return [found for figures in gpus if (found := level(figures, name))]
 
 
 def _gpu(record: RunRecord) -> Figure | None:

@@ -24,7 +24,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """Draws the parts of a step on top of each other, with the warm-up."""
     table = evidence.all_steps
     at_s, parts = table.get("time_s", np.empty(0)), parts_of(evidence)
-    if not parts or len(at_s) != len(table["wait_ms"]) or np.isfinite(at_s).sum() < 2:  # an area has a width
+    if not parts or len(at_s) != len(next(iter(parts.values()))) or np.isfinite(at_s).sum() < 2:  # an area has a width
         return
     total_ms = np.sum(list(parts.values()), axis=0)
     areas = [binned(at_s, ms, name, COLOURS[name], kind="area") for name, ms in parts.items()]
