@@ -66,8 +66,7 @@ class Figure:
 
 def figures_of(record: RunRecord) -> dict[str, Figure]:
     """Returns the figures of a run that were measured, by the keys of `FIGURES`, in this order."""
-    found = {key: of(record) for key, of in FIGURES.items()}
-    return {key: figure for key, figure in found.items() if figure is not None}
+    return {key: figure for key, of in FIGURES.items() if (figure := of(record)) is not None}
 
 
 def sample_unit(record: RunRecord) -> str:

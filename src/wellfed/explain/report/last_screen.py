@@ -29,12 +29,8 @@ from wellfed.explain.report.write import MARKDOWN, PAGE
 from wellfed.record.entries import FindingEntry, RunRecord
 from wellfed.units import show_line, show_text, wrapped
 
-_ROWS = (
-    ("rate", "of_ceiling", "ready"),
-    ("wait", "compute", "copy", "host", "step"),
-    ("gpu", "memory", "power", "cpu"),
-)
-"""Figures of each line."""
+_ROWS = ("rate of_ceiling ready", "wait compute copy host step", "gpu memory power cpu")
+"""Keys of the figures of each line."""
 _BARE = ("rate", "of_ceiling", "power")
 """Figures without their label, and with their note."""
 _MOST_METRICS = 6
@@ -147,7 +143,7 @@ def next_command(record: RunRecord, change: Sequence[str]) -> list[str]:
 def _figures(record: RunRecord) -> Iterator[Text]:
     found = figures_of(record)
     for row in _ROWS:
-        shown = [Text(found[key].shown) if key in _BARE else found[key].cell for key in row if key in found]
+        shown = [Text(found[key].shown) if key in _BARE else found[key].cell for key in row.split() if key in found]
         if shown:
             yield Text("  ").join(shown)
 
