@@ -34,12 +34,11 @@ _LEVELS: Mapping[str, tuple[str, Colour, Stroke]] = {
 
 
 def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
-    """Draws the curve of each GPU, of many those that were idle most; without a GPU the cores at work."""
+    """Draws the curve of each GPU, of many those that were idle most."""
     what, curves = "utilisation", of_gpus(evidence, "util_pct")
     if not curves:  # as of a MIG instance
         what, curves = "SMs at work", of_gpus(evidence, "sm_active_pct")
     if not curves:
-        yield from cpus(evidence, axis)
         return
     shown = sorted(sorted(curves, key=lambda gpu: float(curves[gpu][1].mean()))[:MOST_GPUS])
     height, charts = max(_LEAST_HEIGHT, _HEIGHT // len(shown)), []

@@ -19,7 +19,6 @@ from wellfed.explain.report.pictures.machine_pictures import cpus, memory, ranks
 from wellfed.explain.report.pictures.picture_parts import PAUSES, TimeAxis, binned
 from wellfed.explain.report.pictures.step_time_picture import COLOURS, step_time
 from wellfed.explain.report.run_lines import own_files, show_figure
-from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 from wellfed.units import MIB, show_duration, show_percent
 
@@ -34,12 +33,10 @@ _LEAST_FRAC = 0.002
 def pictures(evidence: Evidence, folder: Path) -> Mapping[str, Any]:
     """Returns the pictures of a run by their section, and ``axis``, the time axis of the linked ones."""
     axis = TimeAxis.of(evidence)
-    has_gpus = not evidence.record.is_on_cpu and not evidence.watched.keys() <= {HOST}
-    host = list(cpus(evidence, axis)) if has_gpus else []
     return {
         "axis": axis,
         "life": list(life(evidence)),
-        "utilisation": [*utilisation(evidence, axis), *host],
+        "utilisation": [*utilisation(evidence, axis), *cpus(evidence, axis)],
         "time": [*step_time(evidence, axis), *ranks_side_by_side(evidence)],
         "memory": list(memory(evidence, axis)),
         "metrics": list(metrics({"": evidence})),
