@@ -28,7 +28,7 @@ def test_the_newest_run_is_meant_where_none_is_named(runs: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "2026-01-02_00-00-00_bbbb\nok: 100 steps in " in out
     assert "too_few_workers (high): 74.8 % of each step waits for data" in out
-    assert "wait 74.8 %" in out
+    assert "wait 75 % (30 ms)" in out
 
 
 @pytest.mark.parametrize("by", ["name", "folder"])

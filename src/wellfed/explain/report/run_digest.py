@@ -35,14 +35,14 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         record, problem = found, found.error["message"] if found.error else ""
     elif isinstance(found, OSError):
         problem = found.strerror or problem
-    figures, metric = figures_of(record), _metric_of(record)
+    figures, metric, workload = figures_of(record), _metric_of(record), record.workload or folder.parent.parent.name
     first = record.findings[0] if record.findings else None
     is_simulated = bool(simulated_line(record)) and not record.is_on_cpu
     is_doubtful = contradiction(record) is not None
     data = {
         "run": folder.name,
         "folder": str(folder),
-        "workload": record.workload or folder.parent.parent.name,
+        "workload": workload,
         "status": record.status,
         "started_at": record.started_at or None,
         "duration_s": record.duration_s or None,
@@ -61,7 +61,7 @@ def digest(folder: Path, found: RunRecord | Exception) -> RunDigest:
         "problem": problem or None,
     }
     cells = (
-        *(folder.name, data["workload"], Text(record.status, _STATUS_COLOURS.get(record.status, ""))),
+        *(folder.name, workload, Text(record.status, _STATUS_COLOURS.get(record.status, ""))),
         record.started_at[:16].replace("T", " "),
         Text(word_of(first), colour_of(first["id"], first["severity"])) if first else "",
         f"{figures['rate'].text}{' simulated' if is_simulated else ''}" if "rate" in figures else "",

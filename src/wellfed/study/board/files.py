@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ def write(folder: Path, board: Leaderboard) -> list[Path]:
     Raises:
         OSError: one can't be written; it is as it was.
     """
-    for name, text_of in zip(NAMES, (to_csv, partial(to_html, folder=folder)), strict=True):
+    texts: list[Callable[[Leaderboard], str]] = [to_csv, partial(to_html, folder=folder)]
+    for name, text_of in zip(NAMES, texts, strict=True):
         # A lone surrogate, as a path on disk may hold, is no UTF-8.
         write_atomically(folder / name, text_of(board).encode("utf-8", errors="replace").decode("utf-8"))
     return [folder / name for name in NAMES]

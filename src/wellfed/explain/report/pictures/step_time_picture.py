@@ -45,8 +45,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     told = f"Time of a step over {counted(len(at_s), 'step')}: {shares} on average."
     chart = axis.chart("ms a step", areas, most_ms, told, spans=spans, height=180)
     longest = int(total_ms.argmax())
-    caption = f"The longest, step {longest + 1}, took {show_duration(total_ms[longest] / 1e3)}."
-    yield PagePicture("Time of a step", [chart], caption=caption * (total_ms[longest] > most_ms), more_keys=keys)
+    told = f"The longest, step {longest + 1}, took {show_duration(total_ms[longest] / 1e3)}."
+    caption = told if total_ms[longest] > most_ms else ""
+    yield PagePicture("Time of a step", [chart], caption=caption, more_keys=keys)
 
 
 def parts_of(evidence: Evidence) -> dict[str, Series]:
