@@ -40,8 +40,8 @@ def test_both_reports_of_the_newest_run_are_written_beside_its_record(
     assert out.startswith("ok: 100 steps")
     assert f"Written: logs/recsys/runs/{B}/report.md, logs/recsys/runs/{B}/report.html" in out
     assert names(runs / B) == ["report.html", "report.md", "run.json"]
-    assert "too_few_workers" in (runs / B / "report.html").read_text()
-    assert "too_few_workers" in (runs / B / "report.md").read_text()
+    assert "unexplained" in (runs / B / "report.html").read_text()
+    assert "unexplained" in (runs / B / "report.md").read_text()
     assert (runs / B / "run.json").read_bytes() == before
     assert names(runs / A) == ["run.json"]
 
@@ -51,7 +51,7 @@ def test_two_runs_are_shown_side_by_side(runs: Path, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "A trains 4.0 times as fast as B (95 % interval 3.9 to 4.1)." in out
     assert "wait (" in out or "wait  " in out
-    assert "B: too_few_workers" in out
+    assert "B: unexplained" in out
     page = runs.parents[1] / f"comparison_{A}_{B}.html"
     assert f"Written: logs/{page.name}" in out
     assert "A trains 4.0 times as fast as B" in page.read_text()
