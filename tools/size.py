@@ -49,10 +49,7 @@ def lines(*folders: str) -> int:
 
 def main() -> int:
     """Prints the table; returns 1 where a cap is exceeded."""
-    watch = lines(f"{ENGINE}/run/watch", f"{ENGINE}/monitor", f"{ENGINE}/watch")
-    counts = {wing: lines(f"{ENGINE}/{wing}") for wing in WINGS if wing not in ("watch", "run", "core")}
-    counts["watch"] = watch
-    counts["run"] = lines(f"{ENGINE}/run") - lines(f"{ENGINE}/run/watch")
+    counts = {wing: lines(f"{ENGINE}/{wing}") for wing in WINGS if wing != "core"}
     engine = lines(ENGINE, "src/hydra_plugins")
     counts["core"] = engine - sum(counts.values())
     counts |= {

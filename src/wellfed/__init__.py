@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from wellfed.errors import Fault as Fault
     from wellfed.errors import WellfedError as WellfedError
     from wellfed.errors import first_line as first_line
-    from wellfed.monitor.gpu_curves import GPUCurves as GPUCurves
-    from wellfed.monitor.gpu_watch import GPUWatch as GPUWatch
+    from wellfed.watch.gpu_curves import GPUCurves as GPUCurves
+    from wellfed.watch.gpu_watch import GPUWatch as GPUWatch
     from wellfed.observe.loggers.log_media import log_image as log_image
     from wellfed.observe.loggers.log_media import log_table as log_table
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record.entries import RunRecord as RunRecord
     from wellfed.run.objects.load_model import load_model as load_model
-    from wellfed.run.watch.watch_block import Watch as Watch
+    from wellfed.watch.watched_script import Watch as Watch
     from wellfed.sample_rng import SampleRng as SampleRng
     from wellfed.sample_rng import seed_from as seed_from
     from wellfed.train.hugging_face import TransformersModel as TransformersModel
@@ -45,13 +45,13 @@ _NAMES = {
     "contract": "Datasets Evaluation FeatureModeName FeatureSource Features LossOutput TrainData",
     "data.prepared": "check_file prepared",
     "errors": "ConfigError DataError Fault WellfedError first_line",
-    "monitor.gpu_curves": "GPUCurves",
-    "monitor.gpu_watch": "GPUWatch",
+    "watch.gpu_curves": "GPUCurves",
+    "watch.gpu_watch": "GPUWatch",
     "observe.loggers.log_media": "log_image log_table",
     "plan.predict.size_fit": "find_micro_batch",
     "record.entries": "RunRecord",
     "run.objects.load_model": "load_model",
-    "run.watch.watch_block": "Watch",
+    "watch.watched_script": "Watch",
     "sample_rng": "SampleRng seed_from",
     "train.hugging_face": "TransformersModel from_transformers",
 }

@@ -29,7 +29,7 @@ IMPORTED = (
     "wandb",
     "wellfed.cli.commands.entry_scripts",
     "wellfed.run.stages",
-    "wellfed.run.watch.torch_marks",
+    "wellfed.watch.torch_marks",
     "workloads.recsys.data",
     "workloads.recsys.model",
 )

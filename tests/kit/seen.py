@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.monitor.board import Board
+from wellfed.watch.board import Board
 from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST, Sample
 

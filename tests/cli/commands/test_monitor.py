@@ -22,7 +22,7 @@ from tests.kit.tables import rows_of
 from tests.kit.watched import a100, h200
 from wellfed.cli import main as cli
 from wellfed.cli.commands import monitor
-from wellfed.monitor.seen_gpus import FoundGpus
+from wellfed.watch.seen_gpus import FoundGpus
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 TWO = Scenario([h200("GPU-1", power_limit_w=700, processes=[(4711, 5.0, "/bin/train")]), a100("GPU-2", util=90)])

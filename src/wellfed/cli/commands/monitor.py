@@ -15,10 +15,10 @@ from pathlib import Path
 
 from wellfed.command_line import command
 from wellfed.errors import EXIT_OK, NotShown
-from wellfed.monitor.curve_file import new_file, rows_of
-from wellfed.monitor.monitor import Monitor
-from wellfed.monitor.screens import LiveScreen, PlainScreen
-from wellfed.monitor.seen_gpus import find_gpus
+from wellfed.watch.curve_file import new_file, rows_of
+from wellfed.watch.monitor import Monitor
+from wellfed.watch.screens import LiveScreen, PlainScreen
+from wellfed.watch.seen_gpus import find_gpus
 from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from wellfed.command_line import command
 from wellfed.errors import EXIT_NOTHING_RUN
-from wellfed.run.watch.script_process import Script, end_by_interrupt, run
-from wellfed.run.watch.watched_script import WatchedScript
+from wellfed.watch.script_process import Script, end_by_interrupt, run
+from wellfed.watch.watched_script import WatchedScript
 
 
 def main(argv: Sequence[str]) -> int:

@@ -171,14 +171,16 @@ class StepClock:
         new_event: Callable[[], DeviceEvent] | None = None,
         current_stream: Callable[[], Any] | None = None,
         wall: Wall | None = None,
+        first_phase: int = OTHER,
     ) -> None:
         """
         Args:
             current_stream: returns the device's stream, once for all events of a step. By default each event finds its
                 own.
             wall: account of the time between the steps, too.
+            first_phase: phase from ``copied`` to the first mark.
         """
-        self.wall = wall or Wall()
+        self.wall, self._first_phase = wall or Wall(), first_phase
         self.now_s, self._new_event, self._current_stream = now_s, new_event, current_stream
         self._stream: Any = None
         self._marks: list[Mark] = []
@@ -269,11 +271,6 @@ class StepClock:
         elif not is_done:
             copies[-1].record(self._stream)
 
-    @property
-    def has_copies(self) -> bool:
-        """Returns whether the step that has begun has copies, as marked by `copies`."""
-        return len(self._copies) > 1 or (self._open is not None and bool(self._open.early))
-
     def _taken_copies(self) -> list[DeviceEvent]:
         """Returns begins and ends of the copies so far, and forgets them."""
         copies, self._copies = self._copies, []
@@ -303,7 +300,7 @@ class StepClock:
             return False
         self._is_open, end_s = False, self.now_s()
         self._last_end_s, marks = end_s, self._open
-        phase, since_s, spent_s = OTHER, self._copied_s, [0.0, 0.0, 0.0, 0.0]
+        phase, since_s, spent_s = self._first_phase, self._copied_s, [0.0, 0.0, 0.0, 0.0]
         has_backward, has_unseen = False, False
         for begun, at_s in self._marks:
             spent_s[phase] += at_s - since_s
@@ -371,7 +368,8 @@ class StepClock:
         gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(begin) - early_ms)
         copy_ms = early_ms + begin.elapsed_time(copied) + more_ms
         wait_ms = min(gap_ms, asked_wait_ms)
-        phase, since, spent_ms = OTHER, copied, [0.0, 0.0, 0.0, -more_ms]
+        phase, since, spent_ms = self._first_phase, copied, [0.0, 0.0, 0.0, 0.0]
+        spent_ms[phase] -= more_ms
         for begun, event in marks.phases or ():
             spent_ms[phase] += since.elapsed_time(event)
             phase, since = begun, event

@@ -11,7 +11,6 @@ from wellfed.explain.diagnosis.evidence import Evidence, once
 from wellfed.explain.diagnosis.finding import Finding, Gain, found
 from wellfed.explain.diagnosis.gains.pauses import MOST_RATIO, distance, pauses, rarer
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.step_times import phase_shares
 from wellfed.explain.diagnosis.words import Figures
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import WallEntry
@@ -26,8 +25,6 @@ _MOST_OTHERS = 0.5
 _USUAL = 50
 _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
-_FORWARD_UNSEEN = "forward pass"
-"""Words in the message of an `unseen` event if forward passes of a watched script were not seen."""
 
 
 def frequent_checkpoints(evidence: Evidence) -> Finding | None:
@@ -155,11 +152,6 @@ def check_between_steps(evidence: Evidence) -> Finding | None:
     """Returns a finding if no hooks were timed, and much time passes between steps regularly, unlike the machine's."""
     host_ms, step_ms = np.nan_to_num(evidence.steps.column("host_ms")), evidence.steps.mean_ms
     if evidence.record.wall is not None or not len(host_ms) or not step_ms or frequent_logging(evidence) is not None:
-        return None
-    # Compute begins with the first forward pass that is seen: one before it counts as time between steps.
-    unseen = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
-    is_unseen = any(_FORWARD_UNSEEN in message for message in unseen)
-    if is_unseen and phase_shares(evidence.record.time).get("forward", 1.0) > 0:
         return None
     usual_ms, all_ms = float(np.median(host_ms)), step_ms * len(host_ms)
     every, long_ms, lost_ms = 1, usual_ms, usual_ms * len(host_ms)

@@ -6,9 +6,6 @@ import pytest
 from tests.kit.evidence_of import evidence, walled
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps
 from wellfed.explain.diagnosis.rules.pause_rules import slow_callbacks as check
-from wellfed.explain.diagnosis.script_words import NO_LOADER
-from wellfed.run.watch.script_steps import GRAPHS
-from wellfed.run.watch.torch_marks import NO_FORWARD
 
 
 def paused(places, ms, *, steps=120, log_every=50):
@@ -76,19 +73,3 @@ def test_one_behind_every_tenth_step_is_told_with_how_often_it_comes():
 )
 def test_short_or_disorderly_pauses_and_those_of_logging_are_no_finding(case):
     assert check_between_steps(case) is None
-
-
-def with_passes(case, forward, backward, optimizer):
-    case.record.time.update(forward_frac=forward, backward_frac=backward, optimizer_frac=optimizer)
-    return case
-
-
-@pytest.mark.parametrize("unseen", [NO_FORWARD, GRAPHS])
-def test_passes_that_could_not_be_told_apart_from_others_are_no_callbacks(unseen):
-    events = [{"kind": "unseen", "step": 1, "time_s": 1.0, "message": unseen}]
-    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
-    assert (check_between_steps(case) is None) == (unseen != GRAPHS)
-    assert check_between_steps(with_passes(case, 0.0, 0.1, 0.05)) is not None, "then compute begins with the batch"
-    events[0]["message"] = NO_LOADER
-    case = with_passes(evidence(host_ms=6.0, events=events), 0.2, 0.1, 0.05)
-    assert check_between_steps(case) is not None

@@ -3,9 +3,9 @@ import pytest
 from tests.kit.seen import sample
 from tests.kit.tables import rows_of
 from wellfed.errors import ConfigError
-from wellfed.monitor import curve_file
 from wellfed.observe.telemetry.metrics import METRICS
 from wellfed.observe.telemetry.series import HOST
+from wellfed.watch import curve_file
 
 
 def test_a_row_a_reading_is_on_disk_at_once(tmp_path):

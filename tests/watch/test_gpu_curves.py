@@ -18,6 +18,7 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
 from tests.kit.tables import rows_of
 from tests.kit.wandb_files import stored
 from wellfed import GPUCurves
+from wellfed.record.entries import RunRecord
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",
@@ -103,7 +104,7 @@ def logged(rows: Sequence[dict[str, str]], name: str) -> list[tuple[str, str]]:
 def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     trainer: Callable[..., pl.Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    curves = GPUCurves(tmp_path / "telemetry.csv", interval_s=0.1)
+    curves = GPUCurves(tmp_path / "telemetry.csv", interval_s=0.1, log_dir=tmp_path)
     for name, step_s, callbacks in (("bare", 0.0, []), ("watched", 0.01, [curves])):
         made = trainer(*callbacks, logger=CSVLogger(tmp_path / name), max_epochs=2)
         made.fit(Model(step_s), train(60, step_s / 10), DataLoader(Slow(4)))
@@ -117,21 +118,22 @@ def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     assert times[-1] > 1
     assert float(logged(watched, "step/compute_ms")[-1][1]) >= 10
     assert {row["phase"] for row in rows_of(tmp_path / "telemetry.csv")} >= {"train"}
-    out = capsys.readouterr().out
-    assert "GPUCurves: GPU 0: utilisation 30 % on average: starved" in out
-    assert "over 117 steps after 3 of warm-up" in out
-    assert out.count("steps/s") == 1
+    summary, record = curves.summary, RunRecord.read(Path(curves.summary["folder"]))
+    assert (summary["steps"], summary["gpus"]["0"]["util_pct"]["mean"]) == (117, 30)
+    assert (record.steps, record.epochs, record.status, record.phases["validate"]["times"]) == (120, 2, "ok", 3)
+    assert capsys.readouterr().err.count("Report ") == 1
 
 
 @pytest.mark.parametrize(("error", "raised"), [(ValueError("mine"), ValueError), (KeyboardInterrupt(), SystemExit)])
-def test_an_error_goes_on_its_way_and_the_lines_are_there(
-    trainer: Callable[..., pl.Trainer], capsys: pytest.CaptureFixture[str], error: BaseException, raised: type
+def test_an_error_goes_on_its_way_and_the_record_is_there(
+    trainer: Callable[..., pl.Trainer], tmp_path: Path, error: BaseException, raised: type
 ) -> None:
-    made = trainer(GPUCurves())
+    curves, before = GPUCurves(quiet=True, log_dir=tmp_path), (DataLoader.__iter__, torch.save)
     with pytest.raises(raised):
-        made.fit(Model(error=error), train())
-    assert "over 27 steps" in capsys.readouterr().out
-    assert not {"_on_before_fetch", "_on_after_fetch"} & vars(made.fit_loop.epoch_loop).keys()
+        trainer(curves).fit(Model(error=error), train())
+    record = RunRecord.read(Path(curves.summary["folder"]))
+    assert (record.steps, record.status) == (30, "failed" if raised is ValueError else "interrupted")
+    assert (DataLoader.__iter__, torch.save) == before
 
 
 class Broken(Logger):
@@ -159,7 +161,7 @@ class Broken(Logger):
 def test_a_logger_that_fails_is_left_alone_and_others_go_on(
     trainer: Callable[..., pl.Trainer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken, curves = Broken(), GPUCurves(interval_s=0.1, quiet=True)
+    broken, curves = Broken(), GPUCurves(interval_s=0.1, quiet=True, log_dir=tmp_path)
     with caplog.at_level(logging.WARNING):
         trainer(curves, logger=[broken, CSVLogger(tmp_path / "csv")]).fit(Model(0.01), train(30))
     assert [message for message in caplog.messages if "curves" in message] == [
@@ -171,18 +173,20 @@ def test_a_logger_that_fails_is_left_alone_and_others_go_on(
 
 
 @pytest.mark.parametrize(
-    "hook", ["Watch.start", "Steps.done", "Steps.got", "Watch.enter", "Watch.summary", "Watch.stop"]
+    "hook", ["gpu_curves.mean_of", "script_record.ScriptRecord.begin", "script_record.ScriptRecord.finish"]
 )
 def test_an_error_of_ours_harms_nothing(
-    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hook: str
+    trainer: Callable[..., pl.Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    hook: str,
 ) -> None:
-    monkeypatch.setattr(f"wellfed.monitor.loop_watch.Loop{hook}", lambda *given, **named: 1 / 0)
-    made = trainer(GPUCurves())
-    with caplog.at_level(logging.WARNING):
-        made.fit(Model(), train(10), DataLoader(Slow(2)))
+    monkeypatch.setattr(f"wellfed.watch.{hook}", lambda *given, **named: 1 / 0)
+    made = trainer(GPUCurves(log_dir=tmp_path))
+    made.fit(Model(), train(10), DataLoader(Slow(2)))
     assert made.global_step == 10
-    (told,) = [message for message in caplog.messages if "watches no more" in message]
-    assert "ZeroDivisionError" in told
+    assert capsys.readouterr().err.count("watches no more (ZeroDivisionError") == 1
 
 
 @pytest.mark.usefixtures("card")
@@ -191,7 +195,7 @@ def test_wandb_draws_curves_against_their_time_and_the_rest_as_ever(
     trainer: Callable[..., pl.Trainer], tmp_path: Path
 ) -> None:
     found = {}
-    for name, callbacks in (("bare", []), ("watched", [GPUCurves(interval_s=0.1, quiet=True)])):
+    for name, callbacks in (("bare", []), ("watched", [GPUCurves(interval_s=0.1, quiet=True, log_dir=tmp_path)])):
         logger = WandbLogger(save_dir=tmp_path / name, offline=True, project="test", prefix="mine")
         (tmp_path / name).mkdir()
         trainer(*callbacks, logger=logger).fit(Model(0.02), train(100))

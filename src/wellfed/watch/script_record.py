@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +15,14 @@ import psutil
 import torch
 
 from wellfed import __version__
-from wellfed.batches import bytes_by_dtype
+from wellfed.batches import batch_size, bytes_by_dtype
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.gains.pauses import are_of_epochs
 from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.run_tables import gpu_figures
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
+from wellfed.explain.report.text_table import PIPED_COLUMNS
 from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.observe.hardware.detect import machine
@@ -32,10 +35,11 @@ from wellfed.observe.timing.readiness import Rows, StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record.entries import EventKind, PlanEntry, RankEntry, RunRecord
 from wellfed.record.provenance import git_state
+from wellfed.run import screen
 from wellfed.run.folder import run_folder
-from wellfed.run.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
-from wellfed.run.watch.script_process import Script, ScriptEnd
 from wellfed.units import gib, mib
+from wellfed.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
+from wellfed.watch.script_process import Script, ScriptEnd
 
 INTERVAL_S = 0.5
 """Seconds between readings of GPUs and host."""
@@ -43,6 +47,7 @@ _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
+NO_STEP = "No optimizer of torch has stepped in the thread that was watched: no step is timed."
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
@@ -54,10 +59,8 @@ class SeenLoader:
         self.batch_size = getattr(loader, "batch_size", None)
         self.is_iterable = bool(getattr(loader, "_dataset_kind", 0))
         """It reads an IterableDataset, of which each worker has a copy."""
-        self.is_dispatched = False
-        """Rank 0 reads its batches for all ranks."""
-        self.is_trained = self.is_aside = self.is_fed = False
-        """A backward pass has followed a batch; none has; it has fed a step in the pass that goes on."""
+        self.is_trained = self.is_aside = False
+        """A backward pass has followed a batch; none has followed one that was followed by another batch."""
         self.epoch = -1
         self.samples = 0
         """Samples that were trained on."""
@@ -69,11 +72,25 @@ class ScriptRecord(RankOfScript):
     Args:
         origin_s: monotonic time of the script's start.
         store: where the other ranks leave their figures; None = there are none, or they can't be seen.
+        interval_s: seconds between readings of GPUs and host.
+        receive: gets the readings, too, in another thread.
+        all_gpus: whether GPUs are read on which torch holds no memory in this process.
     """
 
-    def __init__(self, script: Script, log_dir: Path, *, origin_s: float, store: TorchrunStore | None = None) -> None:
+    def __init__(
+        self,
+        script: Script,
+        log_dir: Path,
+        *,
+        origin_s: float,
+        store: TorchrunStore | None = None,
+        interval_s: float = INTERVAL_S,
+        receive: Callable[[Sequence[Sample]], None] = lambda samples: None,
+        all_gpus: bool = False,
+    ) -> None:
         super().__init__(origin_s=origin_s, store=store)
-        self.script, self._log_dir = script, log_dir
+        self.script, self._log_dir, self._interval_s = script, log_dir, interval_s
+        self._receive, self._all_gpus = receive, all_gpus
         self._notes: list[str] = []
         self.folder: Path | None = None
         self._seen: SeenLoader | None = None
@@ -84,9 +101,10 @@ class ScriptRecord(RankOfScript):
 
     def begin(self) -> None:
         """Makes the folder and starts reading the machine, once."""
-        if self.is_begun:
+        if self.is_open:
             return
-        self.is_begun = True
+        # The script may make its workers warnings into errors, as of a fork beside our threads.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
         folder, launch = run_folder.create(self._log_dir, _FOLDER), None if self.store is None else self.store.launch
         self.folder = folder.path.absolute()  # the script may change its working folder
         self.record = replace(
@@ -103,14 +121,11 @@ class ScriptRecord(RankOfScript):
         self.journal.origin_s = self.origin_s
         self.progress = Progress(time_s=self.journal.time_s)
         facts = machine()  # NVML alone: listing torch's devices would start CUDA
-        known = {f"NVML: {note}" for note in facts.cards_left_out}  # which the sampler's events report
-        self._unsure = [text for text in facts.warnings if text.startswith("NVML: ") and text not in known]
-        """Warnings that NVML's numbers may be others than CUDA's."""
         self.record.machine = facts.entry()
         self.record.before_training["imports_s"] = round(self.journal.time_s(), 3)
         self.journal.save()
         self._sampler = Sampler(
-            self._read, self._event, interval_s=INTERVAL_S, progress=self.progress, time_s=self.journal.time_s
+            self._read, self._event, interval_s=self._interval_s, progress=self.progress, time_s=self.journal.time_s
         )
         failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
         self._sampler.watch(facts.gpus, refused=[*failed, *facts.cards_left_out])
@@ -157,9 +172,9 @@ class ScriptRecord(RankOfScript):
         if self._seen is None or loader.samples >= self._seen.samples:
             self._seen = loader
 
-    def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
-        """Records how the script computes, and the parameters that its optimizer has."""
-        super().model(config, tensors, values)
+    def model(self, config: Mapping[str, Any], values: int) -> None:
+        """Records how the script computes, and how many values its optimizer trains."""
+        super().model(config, values)
         self._add_config(config)
         self.record.process = {"parameter_values": values}
 
@@ -168,9 +183,8 @@ class ScriptRecord(RankOfScript):
         self.record.config = {**self.record.config, **config, **({"trainer": trainer} if trainer else {})}
 
     def data_parallel(self, module: str, devices: int) -> None:
-        """Records once that one process drives several GPUs."""
-        if not any(event["kind"] == "data_parallel" for event in self.record.events):
-            self.journal.event("data_parallel", module=module, devices=devices)
+        """Records that one process drives several GPUs."""
+        self.journal.event("data_parallel", module=module, devices=devices)
 
     def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
         """Writes finished steps. Returns whether that has taken long, so that the time belongs to no step.
@@ -178,33 +192,24 @@ class ScriptRecord(RankOfScript):
         Args:
             ranks: number of processes that train together, as if each had as many samples.
         """
-        if ranks > 1:
-            rows = [row._replace(samples=ranks * row.samples) for row in rows]
-        before = self.record.steps
+        is_long, before = super().steps(rows, ranks), self.record.steps
+        rows = [row._replace(samples=self.world_size * row.samples) for row in rows]
         self.record.steps = rows[-1].step
         self.record.samples += sum(row.samples for row in rows)
         self.journal.steps(rows)
         self.progress.step_done(self.record.steps)
-        is_long = self._report(ranks)
         if before < _FEWEST_STEPS <= self.record.steps:  # a script that is killed leaves this
             self._add_settings()  # without figures, which readers then take from the tables
             self.journal.save()
             return True
         return is_long
 
-    def start_again(self) -> None:
-        """Drops the steps so far: they were no steps of training."""
-        super().start_again()
-        self.journal.rewind(0, 0.0)
-        self.record.steps = self.record.samples = 0
-        self._seen = None
-
     # Its end
 
     def finish(self, end: ScriptEnd) -> Evidence:
         """Completes record and pages; returns the evidence with its findings."""
         record, error = self.record, end.error
-        self._watching.close()
+        self.stop_reading()
         duration_s = round(self.journal.time_s(), 3)
         is_oom = isinstance(error, torch.OutOfMemoryError)
         record.status = "ok" if end.exit_code == 0 else "failed"
@@ -217,8 +222,10 @@ class ScriptRecord(RankOfScript):
             record.status = "oom" if is_oom else "failed"
         self._fill_in()
         super().finish(end)
-        if (unknown := unknown_ranks(self.world_size, self._at_the_end, self.store)) is not None:
+        if (unknown := unknown_ranks(self.world_size, self._known, self.store)) is not None:
             self.note(unknown)
+        if not record.steps:
+            self.note(NO_STEP)
         self.journal.save(duration_s=duration_s)
         assert self.folder is not None
         evidence = Evidence.of(record, self.folder)
@@ -230,15 +237,40 @@ class ScriptRecord(RankOfScript):
         self.journal.save(duration_s=duration_s)
         return evidence
 
+    def stop_reading(self) -> None:
+        """Ends the readings; waits at most a second for one in progress."""
+        self._watching.close()
+
+    def show(self, evidence: Evidence) -> None:
+        """Shows the last screen on stderr."""
+        console = screen.Terminal(stderr=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
+        assert self.folder is not None
+        is_below = self.folder.is_relative_to(Path.cwd())
+        screen.show_end(console, evidence, self.folder.relative_to(Path.cwd()) if is_below else self.folder)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the main figures so far, as plain data."""
+        assert self.folder is not None
+        found, steps = self.journal.summary(), {"steps": 0}
+        if found is not None:
+            rate = {"readiness_frac": found.readiness_frac, "steps_per_s": 1e3 / found.time["step_ms_mean"]}
+            steps = {**found.throughput(self._unit()), **rate, **found.time}
+        return {
+            **steps,
+            "gpus": gpu_figures(self.folder, self.record.samples),
+            "findings": [one["id"] for one in self.record.findings],
+            "folder": str(self.folder),
+        }
+
     def _fill_in(self) -> None:
         record, summary = self.record, self.journal.summary()
         self._add_settings()
         assert self.folder is not None
         until_s = self.seen_s - self.origin_s
         # What the script does later is no training. A reading describes the time before it.
-        self.journal.drop_readings_after(until_s + INTERVAL_S)
+        self.journal.drop_readings_after(until_s + self._interval_s)
         if summary is not None:
-            record.throughput, record.time = summary.throughput(self._unit), summary.time
+            record.throughput, record.time = summary.throughput(self._unit()), summary.time
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading}
         record.phases = {
@@ -247,7 +279,7 @@ class ScriptRecord(RankOfScript):
         }
         self._add_pauses()
         record.gpus = gpu_figures(self.folder, record.samples)
-        record.telemetry = {"interval_s": INTERVAL_S, "cpu_frac": self._sampler.cpu_frac()}
+        record.telemetry = {"interval_s": self._interval_s, "cpu_frac": self._sampler.cpu_frac()}
         gpu = self.fullest_gpu()
         passed_s = max(1e-9, self.journal.time_s() - self._began_s)
         if (peak_gib := self.peak_gib()) is not None:
@@ -273,7 +305,6 @@ class ScriptRecord(RankOfScript):
                 entry: PlanEntry = {"value": every, "because": "of the script, on average", "source": "set"}
                 record.plan = {**record.plan, f"trainer.{knob}": entry}
 
-    @property
     def _unit(self) -> str:
         return "steps" if self._seen is None else "samples"
 
@@ -287,20 +318,15 @@ class ScriptRecord(RankOfScript):
         accelerator = "cpu" if self.fullest_gpu() is None else "gpu"
         plan["trainer.accelerator"] = {"value": accelerator, "because": "of the script", "source": "set"}
         self.record.plan = plan
-        workload = {"sample_unit": self._unit, "effective_batch_size": self._effective_batch_size()}
+        workload = {"sample_unit": self._unit(), "effective_batch_size": self._effective_batch_size()}
         size, is_iterable = self._seen.batch_size, self._seen.is_iterable
         loader = {"backend": "torch", **found, "batch_size": size, "is_iterable": is_iterable}
         self.record.config = {**self.record.config, "workload": workload, "loader": loader}
 
     def _effective_batch_size(self) -> int | None:
         """Returns the samples of an optimizer step over all ranks; None if unknown, as of batches of many sizes."""
-        size, parts = None if self._seen is None else self._seen.batch_size, StepTable.of(self.journal.rows)
-        if not isinstance(size, int) or not len(parts):
-            return None
-        samples = size * self.world_size * float(np.median(parts.column("num_micro")))
-        if self._seen is not None and self._seen.is_dispatched:  # of all ranks, or of each one
-            samples = float(np.median(parts.column("samples")))
-        return int(samples) if samples.is_integer() else None
+        size, rows = None if self._seen is None else self._seen.batch_size, StepTable.of(self.journal.rows)
+        return int(np.median(rows.column("samples"))) if isinstance(size, int) and len(rows) else None
 
     def _rows(self) -> Rows:
         return self.journal.rows
@@ -317,13 +343,23 @@ class ScriptRecord(RankOfScript):
     def _read(self, samples: Sequence[Sample]) -> None:
         self._note_peaks()
         self._gpus |= self._peaks.keys()
-        if self._gpus:
-            for warning in self._unsure:
-                self.note(warning)
         if self._gpus and self.store is not None:  # ranks use the GPUs of their numbers
             self._gpus |= {*range(self.store.launch.devices)}
-        if used := [one for one in samples if one.gpu == HOST or one.gpu in self._gpus]:
+        if used := [one for one in samples if one.gpu == HOST or self._all_gpus or one.gpu in self._gpus]:
             self.journal.telemetry(used)
+            self._receive(used)
 
     def _event(self, kind: EventKind, **facts: Any) -> None:
         self.journal.event(kind, self.progress.step, **facts)
+
+
+def samples_in(batch: Any, loader: SeenLoader) -> int:
+    """Returns the samples of a batch; by the DataLoader's setting if the batch does not show them."""
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is torch.Tensor and first.ndim:  # without a visit to each tensor
+        size, shape = loader.batch_size, first.shape
+        return size if isinstance(size, int) and shape[0] > size else shape[0]  # sequences as [time, batch]
+    try:
+        return batch_size(batch)
+    except Exception:  # noqa: BLE001  a batch of any type
+        return loader.batch_size if isinstance(loader.batch_size, int) else 1

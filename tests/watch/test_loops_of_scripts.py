@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.few import slow
-from tests.run.watch.watching import findings_of, rows_of, watched
+from tests.watch.watching import findings_of, rows_of, watched
 
 HEAD = """
 import itertools, time, torch
@@ -133,21 +133,6 @@ for i, batch in enumerate(loader(480)):
     assert record.time["wait_frac"] < 0.3
     assert record.phases["validate"]["times"] == 20
     assert record.phases["validate"]["total_s"] > 18 * 0.05  # the first is recognised after its time
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("passes", ["train([batch])", "train_critic(batch); train([batch])"])
-def test_what_the_loop_does_with_a_batch_before_its_pass_is_found(passes: str, tmp_path: Path) -> None:
-    critic = """
-critic = torch.nn.Linear(4, 1)
-of_critic = torch.optim.SGD(critic.parameters(), lr=0.01)
-def train_critic(batch):
-    critic(batch[0]).mean().backward()
-    of_critic.step()
-"""
-    loop = f"for batch in loader(320):\n    time.sleep(0.01)\n    {passes}\n"
-    record = watched(HEAD + (critic if "critic" in passes else "") + loop, tmp_path)
-    assert "slow_callbacks" in findings_of(record)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 from tests.fake_nvml.driver import NOT_SUPPORTED, FakeGpu, FakeMig, Lost, Scenario
 from tests.kit.watched import h200, until
-from wellfed.monitor.monitor import Monitor
-from wellfed.monitor.screens import plain_line
-from wellfed.monitor.seen_gpus import FoundGpus, find_gpus
 from wellfed.observe.telemetry.series import HOST
+from wellfed.watch.monitor import Monitor
+from wellfed.watch.screens import plain_line
+from wellfed.watch.seen_gpus import FoundGpus, find_gpus
 
 
 def test_gpus_and_host_are_read_and_summed_up(fake_driver):

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.driver import FakeDriver
-from tests.run.watch.watching import (
+from tests.watch.watching import (
     SCRIPTS,
     WATCH,
     ended,
+    findings_of,
     notes_of,
     on_card,
     record_of,
@@ -123,6 +124,38 @@ def test_a_copy_is_what_copying_takes(
     rows = rows_of(tmp_path)[4:]
     spent_ms = sum(float(row[name]) for row in rows[1:] for name in ("wait_ms", "copy_ms", "compute_ms", "host_ms"))
     assert spent_ms < 1.1e3 * (float(rows[-1]["time_s"]) - float(rows[0]["time_s"]))
+
+
+@pytest.mark.parametrize("work_s", [0.0, 0.01])
+def test_what_the_loop_does_with_a_batch_before_it_is_copied_is_found(
+    work_s: float, tmp_path: Path, fake_driver: FakeDriver
+) -> None:
+    loop = f"import time\nfor x, y in loader:\n    time.sleep({work_s})\n    train(x.cuda(), y.cuda())\n"
+    record = watched(COPIES + loop, tmp_path, **on_card(tmp_path, fake_driver, kernel_us=500))
+    assert ("slow_callbacks" in findings_of(record)) == (work_s > 0)
+
+
+WITHOUT_LOADER = """
+import time, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def batch(): return torch.zeros(8, 64).cuda(), torch.zeros(8, 64).cuda()
+@torch.no_grad()
+def estimate():
+    for _ in range(20):
+        x, y = batch()
+        (model(x) - y).mean().item()
+for number in range(60):
+    if number % 20 == 0: estimate()
+    x, y = batch()
+    (model(x) - y).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_validation_of_a_loop_without_a_loader_is_no_step(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    record = watched(WITHOUT_LOADER, tmp_path, **on_card(tmp_path, fake_driver, kernel_us=500))
+    assert (record.steps, record.phases["validate"]["times"]) == (60, 2)  # the first is before any step
 
 
 @pytest.mark.parametrize("how", [WATCH, ()], ids=["wellfed watch", "GPUWatch"])

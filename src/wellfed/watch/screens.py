@@ -13,10 +13,10 @@ from rich.text import Text
 
 from wellfed.explain.diagnosis.curves.curve_verdict import utilisation_colour
 from wellfed.explain.report.text_table import print_text
-from wellfed.monitor.board import Board
 from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST
 from wellfed.units import show_duration, show_line
+from wellfed.watch.board import Board
 
 BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.,-~+*#"
 """Characters for 0 to 100 %."""
@@ -131,7 +131,6 @@ class LiveScreen(PlainScreen):
     def show(self, board: Board, now_s: float) -> None:
         """Redraws the table at the current width of the terminal."""
         if not _has_terminal(self._console):
-            self._leave()
             return
         try:
             if self._live is None:
@@ -154,13 +153,6 @@ class LiveScreen(PlainScreen):
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-
-    def _leave(self) -> None:
-        """Stops drawing. The next table appears below what others have written by then."""
-        if self._live is not None:
-            self._live = None
-            self._console.pop_render_hook()
-            self._console.clear_live()
 
 
 def _has_terminal(console: Console) -> bool:

@@ -8,13 +8,12 @@ import pytest
 from rich.console import Console
 
 from tests.kit.seen import board_of, filled_board, sample, seen
-from wellfed.monitor import board as module
-from wellfed.monitor import screens
-from wellfed.monitor.board import Curve
-from wellfed.monitor.monitor import summary_lines
-from wellfed.monitor.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
 from wellfed.observe.machine_facts import Holder
 from wellfed.observe.telemetry.series import HOST
+from wellfed.watch import board as module
+from wellfed.watch.board import Curve
+from wellfed.watch.monitor import summary_lines
+from wellfed.watch.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
 
 
 def test_a_curve_keeps_its_latest_readings(monkeypatch):
@@ -84,21 +83,6 @@ def test_a_table_is_drawn_over_and_goes_at_the_end():
     sent = console.file.getvalue()
     assert "2 s of 60 s" in sent
     assert sent.rindex("\x1b[2K") > sent.rindex("2 s of 60 s")
-
-
-def test_a_screen_in_the_background_leaves_the_table(monkeypatch):
-    console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system=None)
-    screen, board = LiveScreen(console, " of 60 s"), filled_board(seen(0))
-    screen.show(board, 1.0)
-    monkeypatch.setattr(screens, "_has_terminal", lambda console: False)
-    screen.show(board, 2.0)
-    before = len(console.file.getvalue())
-    screen.print_line("GPU 0 is used by python")
-    assert console.file.getvalue()[before:] == "GPU 0 is used by python\n"
-    monkeypatch.setattr(screens, "_has_terminal", lambda console: True)
-    screen.show(board, 3.0)
-    screen.close()
-    assert "3 s of 60 s" in console.file.getvalue()
 
 
 def lines_of(*gpus, curves, problem=None, host=(), span_s=60.0):

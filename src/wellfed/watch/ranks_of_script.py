@@ -7,36 +7,34 @@ figures there. No rank waits for another one, except rank 0 at its end, for `LAT
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import threading
+import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from wellfed.batches import Delivery
-from wellfed.errors import first_line
-from wellfed.monitor.loop_watch import used_gpus
+from wellfed.errors import EXIT_FAILED, first_line
 from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.ranks import Launch, gpu_label
 from wellfed.record.entries import RankEntry
-from wellfed.run.ranks import store as stores
+from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks.rank_figures import RankFigures
-from wellfed.run.watch.script_process import ScriptEnd
 from wellfed.units import gib
+from wellfed.watch.cuda_in_use import used_gpus
+from wellfed.watch.script_process import ScriptEnd
 
 LATE_S = 5.0
 """Seconds that rank 0 waits at its end for ranks that have not ended."""
-PATIENCE_S = 2.0
-"""Seconds after which a call of the store is given up."""
-_MOST_FAILURES = 3
+_CONNECT_S = 5.0
 _KEPT = 2_000
 """Number of latest steps of which a rank has figures."""
 _NUMBERS = itertools.count()
@@ -44,34 +42,28 @@ _NUMBERS = itertools.count()
 
 
 class TorchrunStore:
-    """Latest figures of each rank, in the store that torchrun serves. It is left alone once `_MOST_FAILURES` calls in a
-    row have failed."""
+    """Latest figures of each rank, in the store that torchrun serves. It is left alone after a call that has failed.
+
+    Every method raises a RankEnded then.
+    """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.problem: str | None = None
-        """Reason why its latest call failed; None = it did not."""
-        self._failures = 0
-        self._address = [os.environ["MASTER_ADDR"]], int(os.environ["MASTER_PORT"])  # a script may change them
+        """Reason why a call failed; None = none did."""
+        self._address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])  # a script may change them
         self._prefix = f"wellfed watch/{next(_NUMBERS)}"
         self._store: Any = None
 
     def publish(self, kind: str, own: Any) -> None:
         """Leaves figures of this rank, in place of its previous ones."""
-        key, text = self._key(kind, self.launch.rank), json.dumps(own, default=float)
-
-        def leave() -> None:
-            self._call("set", key, text)
-            self._call("check", [key])  # `set` gets no answer, so a store that is gone would not be noticed
-
-        self._ask(leave)
+        self._ask("set", self._key(kind, self.launch.rank), pickle.dumps(own))
 
     def latest(self, kind: str) -> list[Any]:
         """Returns, on rank 0, the latest figures of each rank that has left some."""
-        if self.launch.rank > 0:
-            return []
-        keys = [self._key(kind, rank) for rank in range(self.launch.world_size)]
-        return [json.loads(text) for text in self._ask(lambda: stores.contents(self._call, keys)) or ()]
+        ranks = range(self.launch.world_size if self.launch.rank == 0 else 0)
+        keys = [key for rank in ranks if self._ask("check", [key := self._key(kind, rank)])]
+        return [pickle.loads(self._ask("get", key)) for key in keys]
 
     def gather(self, kind: str, own: Any) -> list[Any]:
         """Leaves figures of this rank. Returns, on rank 0, those of all ranks that leave some within `LATE_S`."""
@@ -79,40 +71,25 @@ class TorchrunStore:
         until_s = time.monotonic() + LATE_S
         while True:
             found = [one for one in self.latest(kind) if one is not None]  # None: of a rank that has begun again
-            is_over = self.launch.rank > 0 or len(found) == self.launch.world_size or time.monotonic() > until_s
-            if is_over or self.problem is not None:
+            if self.launch.rank > 0 or len(found) == self.launch.world_size or time.monotonic() > until_s:
                 return found
             time.sleep(0.05)
 
     def _key(self, kind: str, rank: int) -> str:
         return f"{self._prefix}/{kind}/{rank}"
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        if self._store is None:
-            self._store = stores.connect(self._address)
-        return getattr(self._store, method)(*arguments)
-
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        """Returns what a call returns in a thread of its own, since the store may hang; None if it can't be used."""
-        if self._failures >= _MOST_FAILURES:
-            return None
-        answers, problems = list[Any](), list[str]()
-
-        def ask() -> None:
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        if self.problem is None:
             try:
-                answers.append(call())
-            except Exception as error:  # noqa: BLE001  the script is not ours to end
-                problems.append(first_line(error))
-
-        asking = threading.Thread(target=ask, name="wellfed-ranks", daemon=True)
-        asking.start()
-        asking.join(PATIENCE_S)
-        if not answers:
-            self._failures += 1
-            self.problem = problems[0] if problems else f"it did not answer within {PATIENCE_S:g} s"
-            return None
-        self.problem, self._failures = None, 0
-        return answers[0]
+                if self._store is None:
+                    timeout = timedelta(seconds=_CONNECT_S)
+                    self._store = torch.distributed.TCPStore(
+                        *self._address, None, False, timeout, wait_for_workers=False
+                    )
+                return getattr(self._store, method)(*arguments)
+            except (RuntimeError, OSError) as error:
+                self.problem = first_line(error)
+        raise RankEnded(Outcome("failed", EXIT_FAILED, "code", f"the store of torchrun failed: {self.problem}"))
 
 
 class RankOfScript:
@@ -125,8 +102,8 @@ class RankOfScript:
 
     def __init__(self, *, origin_s: float, store: TorchrunStore | None) -> None:
         self.origin_s, self.store = origin_s, store
-        self.is_begun = self.is_open = False
-        """Whether the training has begun, and can be recorded."""
+        self.is_open = False
+        """Whether the training has begun."""
         self.seen_s = origin_s
         """Monotonic time of the latest sign of the training."""
         self.world_size = 1
@@ -134,16 +111,16 @@ class RankOfScript:
         self._latest_rows: deque[StepRow] = deque(maxlen=_KEPT)
         self._about: dict[str, Any] = {}
         self._figures: RankFigures | None = None
-        self._known, self._at_the_end = set[int](), set[int]()
-        """Ranks whose figures rank 0 has, and those that have left their last ones."""
+        self._known = set[int]()
+        """Ranks whose latest figures rank 0 has recorded."""
         self._rss_before = peak_rss_bytes()
         self._peaks: dict[int, int] = {}
         """Most bytes that torch has reserved on each GPU. A script may reset torch's own figure at any time."""
 
     def begin(self) -> None:
         """Begins to measure, once."""
-        if not self.is_begun:
-            self.is_begun = self.is_open = True
+        if not self.is_open:
+            self.is_open = True
             self._begin_figures(own_quota_cores())
 
     def _nothing(self, *_: Any, **__: Any) -> None:
@@ -151,8 +128,8 @@ class RankOfScript:
 
     note = enter = checkpoint_begins = epochs = trained_with = data_parallel = _nothing
 
-    def model(self, config: Mapping[str, Any], tensors: int, values: int) -> None:
-        """Notes the parameters that the optimizer has."""
+    def model(self, config: Mapping[str, Any], values: int) -> None:
+        """Notes how many values the optimizer trains."""
         self._about["parameter_values"] = values
 
     def received(self, batch: Any, samples: int) -> None:
@@ -167,24 +144,28 @@ class RankOfScript:
             ranks: number of processes that train together.
         """
         self._latest_rows += rows
-        return self._report(ranks)
-
-    def start_again(self) -> None:
-        """Drops the steps so far: they were no steps of training."""
-        self._latest_rows.clear()
-        if self._figures is not None:
-            self._figures.begin()
+        self.world_size = max(self.world_size, ranks)  # at the end the group may be gone
+        self._note_peaks()
+        if self._figures is None or self.world_size == 1:  # scripts that train apart
+            return False
+        if self._about["gpu"] is None:
+            self._note_gpu()
+        return self._figures.stepped()
 
     def finish(self, end: ScriptEnd) -> Any:
         """Leaves the last figures of this rank for rank 0, which waits for them only if nothing has failed."""
-        if self._figures is not None:
-            self._note_gpu()
+        if self._figures is None:
+            return
+        self._note_gpu()
+        self._known.clear()
+        with suppress(RankEnded):
             if end.exit_code or self.world_size == 1:
                 self._figures.report()
             else:
                 self._figures.compare()
-            self._at_the_end = {*self._known}
-            self._figures.record_latest()
+        known = {*self._known}
+        self._figures.record_latest()
+        self._known = known
 
     def peak_gib(self) -> float | None:
         """Returns the peak of memory: reserved by torch on the fullest GPU of this process, or on a CPU its growth.
@@ -221,17 +202,6 @@ class RankOfScript:
             self._about, self.store, rows=self._rows, peak_gib=self.peak_gib, record=self._take_ranks
         )
         self._figures.begin()
-
-    def _report(self, ranks: int) -> bool:
-        """Leaves figures of this rank if that is due. Rank 0 reads those of all with its next steps. Returns whether
-        rank 0 has recorded new ones."""
-        self._note_peaks()
-        self.world_size = max(self.world_size, ranks)
-        if self._figures is None or self.world_size == 1:  # scripts that train apart
-            return False
-        if self._about["gpu"] is None:
-            self._note_gpu()
-        return self._figures.stepped()
 
     def _note_gpu(self) -> None:
         gpu = self.fullest_gpu()

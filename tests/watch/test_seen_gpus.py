@@ -2,7 +2,7 @@ import pytest
 
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, NO_PERMISSION, UNKNOWN, FakeGpu, FakeMig, Scenario
 from wellfed.errors import ConfigError
-from wellfed.monitor.seen_gpus import find_gpus
+from wellfed.watch.seen_gpus import find_gpus
 
 SPLIT = FakeGpu("GPU-b", mig=[FakeMig("MIG-1", "H200 MIG 1g.18gb"), None, FakeMig("MIG-2", "H200 MIG 1g.18gb")])
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 import psutil
 
 from wellfed.command_line import command
 from wellfed.explain.diagnosis.curves.curve_verdict import verdict_of
-from wellfed.monitor.board import Board
-from wellfed.monitor.processes import ProcessSource
-from wellfed.monitor.seen_gpus import FoundGpus
-from wellfed.observe.machine_facts import GpuFacts
+from wellfed.observe.machine_facts import GpuFacts, Holder
+from wellfed.observe.nvml.devices import list_holders
+from wellfed.observe.nvml.session import NvmlError, NvmlSession
 from wellfed.observe.telemetry.host import WholeHostSource
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.sampler import Sampler
-from wellfed.observe.telemetry.series import HOST, Sample
+from wellfed.observe.telemetry.series import HOST, Reading, Sample, Source
 from wellfed.record.entries import EventKind
 from wellfed.units import gib, show_duration, show_energy, show_line
+from wellfed.watch.board import Board
+from wellfed.watch.seen_gpus import FoundGpus
 
 _Figures = Mapping[str, Mapping[str, float]]
 
@@ -45,11 +46,11 @@ class Monitor(ExitStack):
             ram_gib=gib(psutil.virtual_memory().total),
             interval_s=interval_s,
         )
-        self._processes = ProcessSource(self.board, self.add_line)
+        self._named: set[tuple[int, int]] = set()
+        """GPU and id of the processes that were shown."""
         self._sampler = Sampler(self._take, self._event, interval_s=interval_s, progress=progress, time_s=self.time_s)
         self._sampler.watch(found.gpus, host=WholeHostSource())
-        if found.gpus:
-            self._sampler.add(self._processes)
+        self._sampler.add(_Processes(found.gpus, self._list))
 
     def __enter__(self) -> Self:
         for gpu in self._found.gpus:
@@ -57,7 +58,8 @@ class Monitor(ExitStack):
             self.add_line(f"{gpu.title}{size}")
         for note in self._found.notes:
             self.add_line(f"NVML: {note}")
-        self._processes.begin()
+        for gpu in self._found.gpus:
+            self._list(gpu, gpu.holders)
         self.enter_context(self._sampler)
         return self
 
@@ -86,6 +88,14 @@ class Monitor(ExitStack):
         for receive in self._receivers:
             receive(samples)
 
+    def _list(self, gpu: GpuFacts, holders: Sequence[Holder]) -> None:
+        """Takes the processes on a GPU, and adds a line for each new one."""
+        self.board.processes[gpu.index] = holders
+        for holder in holders:
+            if (gpu.index, holder.pid) not in self._named:
+                self._named.add((gpu.index, holder.pid))
+                self.add_line(f"GPU {gpu.index} is used by {holder.describe()}")
+
     def _event(self, kind: EventKind, **facts: Any) -> None:
         gpu = facts.get("gpu")
         if kind == "gpu_lost":
@@ -94,6 +104,22 @@ class Monitor(ExitStack):
             self.add_line(f"GPU {gpu} does not offer {', '.join(facts['metrics'])} ({facts['reason']}).")
         else:
             self.add_line(("" if gpu is None else f"GPU {gpu}: ") + str(facts["message"]))
+
+
+class _Processes(Source):
+    """Lists the processes on each GPU every 5 s, since drivers are slow at it. Yields no readings."""
+
+    name = "processes"
+
+    def __init__(self, gpus: Sequence[GpuFacts], take: Callable[[GpuFacts, Sequence[Holder]], None]) -> None:
+        self._gpus, self._take = gpus, take
+
+    def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
+        """Lists processes if due; returns no figures."""
+        for gpu in self._gpus if slow else ():
+            with suppress(NvmlError), NvmlSession() as nvml:
+                self._take(gpu, list_holders(nvml, nvml.ask("nvmlDeviceGetHandleByUUID", gpu.uuid)))
+        return []
 
 
 def summary_lines(board: Board, now_s: float, problem: str | None) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.kit.few import few, slow
-from tests.run.watch.watching import (
+from tests.watch.watching import (
     SCRIPTS,
     WATCH,
     alone_and_watched,
@@ -64,7 +64,6 @@ def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     assert "No DataLoader was iterated" in done.stderr
     assert record.throughput is not None
     assert record.throughput["sample_unit"] == "steps"
-    assert record.phases["validate"]["times"] >= 2  # of three, the first is before any step
     assert record.phases["checkpoint"]["times"] == 1
     assert record.process is not None
     assert record.process["parameter_values"] > 10_000
@@ -78,7 +77,6 @@ def test_nothing_is_compiled_again(tmp_path: Path) -> None:
     done = ended(*WATCH, SCRIPTS / "compiled.py", cwd=tmp_path)
     assert alone.stdout.count("'unique_graphs': 1") == 3
     assert (done.returncode, done.stdout) == (0, alone.stdout)
-    assert "The forward pass is not told apart" in done.stderr
     assert record_of(tmp_path).samples == 4 * 2 * 80
 
 

@@ -1,4 +1,4 @@
-"""Stores the monitor's readings: the latest figures, the curves, and the means and peaks."""
+"""Stores the monitor's readings: the latest figures, the curves of utilisation, and the means and peaks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,20 +65,15 @@ class Board:
 
     def add(self, samples: Sequence[Sample]) -> None:
         """Adds a round of readings."""
-        samples = [self._host_of(one) if one.gpu == HOST else one for one in samples]
         with self._lock:
             for sample in samples:
-                of_time = {name: (sample.time_s, value) for name, value in sample.values.items()}
-                self._latest[sample.gpu].update(of_time)
+                values = dict(sample.values)
+                if sample.gpu == HOST and "cpu_pct" in values:
+                    values["cpu_pct"] = min(100.0, values["cpu_pct"] / self.num_cores)
+                self._latest[sample.gpu].update({name: (sample.time_s, value) for name, value in values.items()})
                 self._read_at_s[sample.gpu] = sample.time_s
-                for name in _CURVES & sample.values.keys():
-                    self._curves[sample.gpu, name].add(sample.time_s, sample.values[name])
-
-    def _host_of(self, host: Sample) -> Sample:
-        """Returns the host's figures with its CPU time as a share of all cores."""
-        if "cpu_pct" not in host.values:
-            return host
-        return replace(host, values={**host.values, "cpu_pct": min(100.0, host.values["cpu_pct"] / self.num_cores)})
+                for name in _CURVES & values.keys():
+                    self._curves[sample.gpu, name].add(sample.time_s, values[name])
 
     def latest(self, gpu: int) -> Mapping[str, float]:
         """Returns the figures of a GPU or the host. The host's ``cpu_pct`` is a share of all cores.
@@ -88,7 +82,7 @@ class Board:
         """
         with self._lock:
             since_s = self._read_at_s.get(gpu, 0.0) - 3 * max(SLOW_S, self.interval_s)
-            return {name: value for name, (time_s, value) in self._latest.get(gpu, {}).items() if time_s >= since_s}
+            return {name: value for name, (time_s, value) in self._latest[gpu].items() if time_s >= since_s}
 
     def trouble(self, gpu: int, now_s: float) -> str | None:
         """Returns why a GPU has no current figures; None if it has."""
@@ -98,19 +92,15 @@ class Board:
     def curve(self, gpu: int) -> tuple[Readings, Readings]:
         """Returns times in seconds and percent: utilisation, or SM activity of a MIG instance."""
         with self._lock:
-            return self._curves.get((gpu, self._curve_of.get(gpu, "cpu_pct")), Curve()).arrays()
+            return self._curves[gpu, self._curve_of.get(gpu, "cpu_pct")].arrays()
 
     def figures(self, gpu: int) -> dict[str, Any]:
-        """Returns ``{util_pct: {mean, max}, ..., energy_j}`` of a GPU or the host since the start.
-
-        The host's ``cpu_pct`` is a share of all cores.
-        """
+        """Returns ``{util_pct: {mean, max}, ..., energy_j}`` of a GPU or the host since the start."""
         with self._lock:
+            curves = {name: curve for (of, name), curve in self._curves.items() if of == gpu and curve.num}
             found: dict[str, Any] = {
-                name: {"mean": curve.total / curve.num, "max": curve.peak}
-                for (of, name), curve in self._curves.items()
-                if of == gpu
+                name: {"mean": curve.total / curve.num, "max": curve.peak} for name, curve in curves.items()
             }
-            if ENERGY in self._latest.get(gpu, {}):
+            if ENERGY in self._latest[gpu]:
                 found[ENERGY] = self._latest[gpu][ENERGY][1]  # counted from the start
         return found
