@@ -13,7 +13,7 @@ from wellfed.observe.telemetry.series import HOST
 from wellfed.watch import board as module
 from wellfed.watch.board import Curve
 from wellfed.watch.monitor import summary_lines
-from wellfed.watch.screens import ASCII_BLOCKS, LiveScreen, plain_line, table
+from wellfed.watch.screens import ASCII_BLOCKS, Screen, plain_line, table
 
 
 def test_a_curve_keeps_its_latest_readings(monkeypatch):
@@ -76,7 +76,7 @@ def test_the_table_has_figures_curve_and_processes():
 
 def test_a_table_is_drawn_over_and_goes_at_the_end():
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, color_system="standard")
-    screen, board = LiveScreen(console, " of 60 s"), filled_board(seen(0))
+    screen, board = Screen(console, " of 60 s", is_live=True), filled_board(seen(0))
     screen.show(board, 1.0)
     screen.show(board, 2.0)
     screen.close()

@@ -13,7 +13,7 @@ from tests.kit.tables import rows_of
 from tests.watch.watching import notes_of, record_of
 from wellfed import GPUWatch
 from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError
-from wellfed.watch.gpu_watch import NO_BATCH
+from wellfed.watch.script_steps import NO_STEP
 
 TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)])
 
@@ -153,7 +153,7 @@ class TestLoop:
     def test_a_block_without_batches(self, folder: Path) -> None:
         with GPUWatch(quiet=True):
             list(range(30))
-        assert NO_BATCH in notes_of(record_of(folder))
+        assert NO_STEP in notes_of(record_of(folder))
 
     def test_of_loops_that_run_at_once_the_first_is_timed(self) -> None:
         """Within one another, in turn, or in another thread."""

@@ -55,7 +55,7 @@ class LoopWatch(Harmless):
     @property
     def summary(self) -> dict[str, Any]:
         """The figures so far, as plain data; empty if nothing was watched. Shares are of the time of a step, 0 to 1."""
-        return {} if self._record is None else self._record.figures()
+        return self._record.figures() if self._record is not None and self._record.is_open else {}
 
     def _copy_curves(self) -> None:
         """Copies the curves of the run folder to the user's file, unless that holds something else."""

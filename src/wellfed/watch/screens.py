@@ -100,53 +100,46 @@ def _curve(board: Board, gpu: int, blocks: str) -> Text:
     return line
 
 
-class PlainScreen:
-    """Screen that prints one line a call, without control codes."""
+class Screen:
+    """Prints permanent lines, and the latest figures: in a terminal a table below, else a plain line."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, until: str, *, is_live: bool) -> None:
+        """
+        Args:
+            until: text on when the monitor ends.
+            is_live: whether a table is redrawn. It is not in the background of a shell.
+        """
+        self._console, self._until, self.is_live = console, until, is_live
+        self._blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
+        self._live: Live | None = None
 
     def print_line(self, text: str) -> None:
         """Prints a permanent line; a terminal gets it wrapped between words."""
         print_text(self._console, text)
 
     def show(self, board: Board, now_s: float) -> None:
-        """Prints the current figures with the time of day."""
-        self.print_line(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
+        """Shows the current figures, in a table at the current width of the terminal."""
+        if not self.is_live:
+            self.print_line(f"{datetime.now():%H:%M:%S} {plain_line(board, now_s)}")
+        elif _has_terminal(self._console):
+            try:
+                self._redraw(board, now_s)
+            except OSError:  # the terminal is gone
+                self._console.on_broken_pipe()
 
-    def close(self) -> None:
-        """Ends the display."""
-
-
-class LiveScreen(PlainScreen):
-    """Screen that redraws a table below the permanent lines. Draws nothing in the background of a shell."""
-
-    def __init__(self, console: Console, until: str) -> None:
-        """``until``: text on when the monitor ends."""
-        super().__init__(console)
-        self._until = until
-        self._blocks = BLOCKS if console.encoding.startswith("utf") else ASCII_BLOCKS
-        self._live: Live | None = None
-
-    def show(self, board: Board, now_s: float) -> None:
-        """Redraws the table at the current width of the terminal."""
-        if not _has_terminal(self._console):
-            return
-        try:
-            if self._live is None:
-                self._live = Live(
-                    console=self._console,
-                    auto_refresh=False,
-                    transient=True,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                    vertical_overflow="crop",
-                )
-                self._live.start()
-                self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
-            self._live.update(table(board, now_s, self._until, blocks=self._blocks), refresh=True)
-        except OSError:  # the terminal is gone
-            self._console.on_broken_pipe()
+    def _redraw(self, board: Board, now_s: float) -> None:
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                vertical_overflow="crop",
+            )
+            self._live.start()
+            self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
+        self._live.update(table(board, now_s, self._until, blocks=self._blocks), refresh=True)
 
     def close(self) -> None:
         """Removes the table."""

@@ -19,11 +19,9 @@ from wellfed.batches import batch_size, bytes_by_dtype
 from wellfed.errors import first_line
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.gains.pauses import are_of_epochs
-from wellfed.explain.diagnosis.run_rules import conclude
 from wellfed.explain.diagnosis.run_tables import gpu_figures
 from wellfed.explain.diagnosis.thresholds import FEWEST_PAUSES
 from wellfed.explain.report.text_table import PIPED_COLUMNS
-from wellfed.explain.report.write import write_reports
 from wellfed.masking import masked_command
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.loggers.journal import Journal
@@ -36,6 +34,7 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.record.entries import EventKind, PlanEntry, RankEntry, RunRecord
 from wellfed.record.provenance import git_state
 from wellfed.run import screen
+from wellfed.run.closing import diagnosed, publish
 from wellfed.run.folder import run_folder
 from wellfed.units import gib, mib
 from wellfed.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
@@ -47,7 +46,6 @@ _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _FEWEST_STEPS = 2
 """Steps after which the record on disk has the settings of the script's loader."""
-NO_STEP = "No optimizer of torch has stepped in the thread that was watched: no step is timed."
 _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 
 
@@ -169,6 +167,8 @@ class ScriptRecord(RankOfScript):
     def trained_with(self, loader: SeenLoader, samples: int) -> None:
         """Counts samples of a DataLoader that were trained on."""
         loader.samples += samples
+        if loader.settings["num_workers"] is None:  # anything that can be iterated over
+            return
         if self._seen is None or loader.samples >= self._seen.samples:
             self._seen = loader
 
@@ -211,29 +211,20 @@ class ScriptRecord(RankOfScript):
         record, error = self.record, end.error
         self.stop_reading()
         duration_s = round(self.journal.time_s(), 3)
-        is_oom = isinstance(error, torch.OutOfMemoryError)
-        record.status = "ok" if end.exit_code == 0 else "failed"
-        record.exit_code = end.exit_code
+        record.status, record.exit_code = "ok" if end.exit_code == 0 else "failed", end.exit_code
         if end.is_interrupt:
             record.status = "interrupted"
         elif error is not None:
-            message = f"{type(error).__name__}: {first_line(error)}"
+            is_oom, message = isinstance(error, torch.OutOfMemoryError), f"{type(error).__name__}: {first_line(error)}"
             record.error = {"kind": "device_oom" if is_oom else "code", "message": message, "advice": ""}
             record.status = "oom" if is_oom else "failed"
         self._fill_in()
         super().finish(end)
         if (unknown := unknown_ranks(self.world_size, self._known, self.store)) is not None:
             self.note(unknown)
-        if not record.steps:
-            self.note(NO_STEP)
         self.journal.save(duration_s=duration_s)
-        assert self.folder is not None
-        evidence = Evidence.of(record, self.folder)
-        conclude(evidence)
-        record.swing, record.findings = evidence.record.swing, evidence.record.findings
-        names = {"report": "report.md", "page": "report.html", "steps": "steps.csv", "telemetry": "telemetry.csv"}
-        write_reports(evidence, self.folder)
-        record.artifacts = {name: file for name, file in names.items() if (self.folder / file).exists()}
+        evidence = diagnosed(self.journal, has_page=True)
+        publish(self.journal)
         self.journal.save(duration_s=duration_s)
         return evidence
 

@@ -28,6 +28,10 @@ from wellfed.watch.ranks_of_script import RankOfScript
 from wellfed.watch.script_process import process_group
 from wellfed.watch.script_record import SeenLoader, samples_in
 
+NO_STEP = (
+    "No step was seen: no optimizer of torch stepped in the watched thread, or no batch came through "
+    "watch.batches(loader)."
+)
 SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 _IDLE_S = 10.0
 """Seconds that the end of a script waits for the device, which does not end if it waits for a rank that has left."""
@@ -53,10 +57,14 @@ class Iteration:
 
 
 class ScriptSteps(Harmless):
-    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing."""
+    """Steps of one training thread, as marks on a `StepClock`. After an error of its own it does nothing.
 
-    def __init__(self, record: RankOfScript) -> None:
-        self._record = record
+    Args:
+        needs_grad: whether batches that are asked for while gradients are disabled are a validation.
+    """
+
+    def __init__(self, record: RankOfScript, *, needs_grad: bool = True) -> None:
+        self._record, self._needs_grad = record, needs_grad
         self.clock = StepClock(origin_s=record.origin_s, first_phase=FORWARD)
         self._gpu: int | None = None
         """GPU whose events time the steps; None = the host's clock does."""
@@ -109,7 +117,7 @@ class ScriptSteps(Harmless):
 
     def _ask(self, loader: SeenLoader) -> None:
         self._record.begin()
-        open_, has_grad = self._iteration, torch.is_grad_enabled()
+        open_, has_grad = self._iteration, torch.is_grad_enabled() or not self._needs_grad
         self._joins = False
         if open_ is not None and open_.optimizers:
             self._end(open_)  # late: the optimizer that ends a step is not known yet, or did not step
@@ -325,6 +333,8 @@ class ScriptSteps(Harmless):
                 self._record.seen_s = time.monotonic()
                 time.sleep(0.01)
             self._take(wait=is_idle)
+        if not self._num_ended:
+            self._record.note(NO_STEP)
 
 
 def joined(rows: Sequence[StepRow], step: int) -> StepRow:

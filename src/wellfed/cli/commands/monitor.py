@@ -15,14 +15,14 @@ from pathlib import Path
 
 from wellfed.command_line import command
 from wellfed.errors import EXIT_OK, NotShown
-from wellfed.watch.curve_file import new_file, rows_of
-from wellfed.watch.monitor import Monitor
-from wellfed.watch.screens import LiveScreen, PlainScreen
-from wellfed.watch.seen_gpus import find_gpus
 from wellfed.observe.telemetry.sampler import next_beat
 from wellfed.process import Stopped, StopRequest, exit_code_of
 from wellfed.run.screen import Terminal
 from wellfed.units import counted
+from wellfed.watch.curve_file import new_file, rows_of
+from wellfed.watch.monitor import Monitor
+from wellfed.watch.screens import Screen
+from wellfed.watch.seen_gpus import find_gpus
 
 SHORTEST_S = 0.1
 """Minimum seconds between readings, as for telemetry.interval_s."""
@@ -78,7 +78,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
     if asked.seconds == 0:
         how_long, until = "until Ctrl-C", ", until Ctrl-C"
     is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
-    screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
+    screen = Screen(terminal, until, is_live=is_live)
     found = find_gpus() if asked.gpus is None else find_gpus().only(asked.gpus)
     monitor = Monitor(found, interval_s=asked.interval)
     if asked.csv is not None:
@@ -99,11 +99,9 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         screen.print_line(line)
 
 
-def _show(
-    monitor: Monitor, screen: PlainScreen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest
-) -> None:
-    is_live, period_s, end_s = isinstance(screen, LiveScreen), max(1.0, asked.interval), asked.seconds or math.inf
-    next_s = min(FIRST_S if is_live else math.inf, period_s)
+def _show(monitor: Monitor, screen: Screen, terminal: Terminal, asked: argparse.Namespace, stop: StopRequest) -> None:
+    period_s, end_s = max(1.0, asked.interval), asked.seconds or math.inf
+    next_s = min(FIRST_S if screen.is_live else math.inf, period_s)
     while stop.signum is None and not terminal.quiet:
         _sleep(min(MOST_S, min(next_s, end_s) - monitor.time_s()), stop)
         for line in monitor.new_lines():
