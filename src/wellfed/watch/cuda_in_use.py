@@ -11,21 +11,22 @@ import torch
 from wellfed.observe.timing.step_clock import OTHER, StepClock
 
 
-def used_gpus() -> set[int]:
-    """Returns the numbers of the GPUs on which torch has held memory in this process; all if it does not count that."""
+def reserved_peaks() -> dict[int, int]:
+    """Returns the most bytes that torch has reserved on each GPU that it uses in this process; 0 on all GPUs if the
+    script has an allocator of its own, which does not count them."""
     if not torch.cuda.is_initialized():
-        return set()
+        return {}
     numbers = range(torch.cuda.device_count())
     try:
-        held = {one: torch.cuda.memory_stats_as_nested_dict(one) for one in numbers}
-        return {one for one, stats in held.items() if stats["reserved_bytes"]["all"]["peak"]}
-    except (RuntimeError, KeyError):  # an allocator of the script's own
-        return {*numbers}
+        stats = {gpu: torch.cuda.memory_stats_as_nested_dict(gpu) for gpu in numbers}
+        return {gpu: peak for gpu, one in stats.items() if (peak := one["reserved_bytes"]["all"]["peak"])}
+    except (RuntimeError, KeyError):
+        return dict.fromkeys(numbers, 0)
 
 
 def gpu_in_use() -> int | None:
-    """Returns the number of torch's current GPU if it is among `used_gpus`, else their first; None without any."""
-    used = used_gpus()
+    """Returns the number of torch's current GPU if torch uses it in this process, else the first it uses, or None."""
+    used = reserved_peaks()
     current = torch.cuda.current_device() if used else None
     return current if current in used else min(used, default=None)
 

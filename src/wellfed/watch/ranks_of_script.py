@@ -29,7 +29,7 @@ from wellfed.record.entries import RankEntry
 from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.units import gib
-from wellfed.watch.cuda_in_use import used_gpus
+from wellfed.watch.cuda_in_use import reserved_peaks
 from wellfed.watch.script_process import ScriptEnd
 
 LATE_S = 5.0
@@ -181,10 +181,8 @@ class RankOfScript:
         return max(peaks, key=peaks.__getitem__, default=None)
 
     def _note_peaks(self) -> None:
-        for gpu in used_gpus():
-            before = self._peaks.setdefault(gpu, 0)
-            with suppress(RuntimeError):  # an allocator of the script's own
-                self._peaks[gpu] = max(before, torch.cuda.max_memory_reserved(gpu))
+        for gpu, peak in reserved_peaks().items():
+            self._peaks[gpu] = max(peak, self._peaks.get(gpu, 0))
 
     def _rows(self) -> Rows:
         return self._latest_rows

@@ -22,7 +22,7 @@ import torch
 from wellfed.batches import BuildTime
 from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD, OWN_STREAM
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, WARMUP_STEPS, StepClock, StepRow
-from wellfed.watch.cuda_in_use import device_clock, gpu_in_use, used_gpus
+from wellfed.watch.cuda_in_use import device_clock, gpu_in_use, reserved_peaks
 from wellfed.watch.error_guard import Harmless, harmless
 from wellfed.watch.ranks_of_script import RankOfScript
 from wellfed.watch.script_process import process_group
@@ -78,6 +78,8 @@ class ScriptSteps(Harmless):
         """DataLoader over which a pass has begun, so that the wait for its first batch is timed already."""
         self._joins = self._is_left_out = False
         """The batch that was asked for joins the open iteration; it belongs to no training."""
+        self._aside: SeenLoader | None = None
+        """DataLoader of such a batch, unless gradients were disabled. A backward pass shows that it trains."""
         self._ends_with: int | None = None
         """Id of the optimizer whose steps end a step of training; None before the first one."""
         self._stepped: int | None = None
@@ -132,7 +134,10 @@ class ScriptSteps(Harmless):
                 self.clock.interrupt()
         self._iteration = None
         self._ends_with = self._stepped
-        self._is_left_out = loader.is_aside or not has_grad
+        self._is_left_out, self._aside = (
+            loader.is_aside or not has_grad,
+            loader if loader.is_aside and has_grad else None,
+        )
         if self._is_left_out:
             self._pause()
             return
@@ -203,8 +208,9 @@ class ScriptSteps(Harmless):
             return
         iteration = self._iteration or self._begin_without_batch(None)
         iteration.num_backward += 1
-        if iteration.loader is not None and not iteration.loader.is_trained:
-            iteration.loader.is_trained, iteration.loader.is_aside = True, False
+        loader, self._aside = iteration.loader or self._aside, None
+        if loader is not None and not loader.is_trained:
+            loader.is_trained, loader.is_aside = True, False
             self._record.epochs(self._num_epochs)
         if self._gpu is not None:
             self._stream = torch.cuda.current_stream(self._gpu)  # batches may be read and copied on others
@@ -307,7 +313,7 @@ class ScriptSteps(Harmless):
         self._gpu = gpu_in_use()
         if self._gpu is not None:
             self._take()
-            if len(used_gpus()) > 1:
+            if len(reserved_peaks()) > 1:
                 self._record.note(SEVERAL_GPUS.format(self._gpu))
             with suppress(RuntimeError):  # a device without CUDA graphs
                 torch.cuda.is_current_stream_capturing()
