@@ -14,6 +14,7 @@ from wellfed.watch.loop_watch import LoopWatch
 from wellfed.watch.script_process import ScriptEnd
 from wellfed.watch.script_record import ScriptRecord, SeenLoader
 from wellfed.watch.script_steps import ScriptSteps
+from wellfed.watch.watched_script import WatchedScript
 
 Batch = TypeVar("Batch")
 
@@ -23,7 +24,8 @@ class GPUWatch(LoopWatch):
 
     A step is the body of the loop over `batches`, plus the wait for its batch. Where torch uses CUDA, events on the
     device time the steps without synchronising. Otherwise the host's clock does. Errors in here are logged once and do
-    not affect training. Of several processes of a training the first one watches.
+    not affect training. Of several processes of a training the first one watches. Within another watch it does nothing,
+    and `summary` has the figures of that one.
     """
 
     _steps: ScriptSteps | None = None
@@ -47,13 +49,16 @@ class GPUWatch(LoopWatch):
 
     def abandon(self) -> None:
         """Stops reading."""
-        self._steps = None
-        if self._record is not None:
+        steps, self._steps = self._steps, None
+        if steps is not None and self._record is not None:
             self._record.stop_reading()
 
     @harmless
     def _begin(self) -> None:
-        if own_rank() == 0:
+        outer = WatchedScript.current
+        if outer is not None:
+            self._record = outer.record if isinstance(outer.record, ScriptRecord) else None
+        elif own_rank() == 0:
             self._record = ScriptRecord(
                 self._script, self._log_dir, origin_s=time.monotonic(), interval_s=self._interval_s, all_gpus=True
             )

@@ -126,7 +126,7 @@ class RankOfScript:
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = epochs = trained_with = data_parallel = _nothing
+    note = enter = checkpoint_begins = epochs = trained_with = data_parallel = show = _nothing
 
     def model(self, config: Mapping[str, Any], values: int) -> None:
         """Notes how many values the optimizer trains."""

@@ -242,7 +242,7 @@ class ScriptRecord(RankOfScript):
     def figures(self) -> dict[str, Any]:
         """Returns the main figures so far, as plain data."""
         assert self.folder is not None
-        found, steps = self.journal.summary(), {"steps": 0}
+        found, steps = self.journal.summary(), dict[str, Any](steps=0)
         if found is not None:
             rate = {"readiness_frac": found.readiness_frac, "steps_per_s": 1e3 / found.time["step_ms_mean"]}
             steps = {**found.throughput(self._unit()), **rate, **found.time}

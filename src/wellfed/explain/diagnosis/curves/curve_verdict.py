@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -61,10 +61,6 @@ class CurveUtilisation:
     def is_idle(self) -> bool:
         """Whether no kernel ran."""
         return self.peak_pct < AT_WORK_PCT
-
-    def entry(self) -> dict[str, Any]:
-        """Returns the level as plain data."""
-        return {**asdict(self), "message": self.message}
 
 
 def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
