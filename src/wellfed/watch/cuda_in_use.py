@@ -14,7 +14,7 @@ from wellfed.observe.timing.step_clock import OTHER, StepClock
 def reserved_peaks() -> dict[int, int]:
     """Returns the most bytes that torch has reserved on each GPU that it uses in this process; 0 on all GPUs if the
     script has an allocator of its own, which does not count them."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     numbers = range(torch.cuda.device_count())
     try:
@@ -36,6 +36,6 @@ def device_clock(
 ) -> StepClock:
     """Returns a clock with events of this GPU, whichever is the current one: an event on another GPU would take memory
     there, and time no work. ``current_stream``: as `StepClock` takes it; by default the GPU's current one."""
-    event = partial(torch.cuda.Event, enable_timing=True)
+    event: Any = partial(torch.cuda.Event, enable_timing=True)
     stream = current_stream or partial(torch.cuda.current_stream, gpu)
     return StepClock(origin_s=origin_s, new_event=event, current_stream=stream, first_phase=first_phase)

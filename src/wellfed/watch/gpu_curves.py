@@ -89,6 +89,8 @@ class GPUCurves(LoopWatch, *_bases()):  # type: ignore[misc]
     def _end(self, trainer: Any, error: BaseException | None) -> None:
         watched = self._watched
         if watched is not None:
+            if watched.record is not None and watched.record.is_open:
+                watched.record.epochs(trainer.current_epoch)  # Lightning does not read a loader to its end
             watched.finish(ScriptEnd(0 if error is None else 1, error), is_shown=not self._quiet)
             self._send(trainer)
             self._watched = None

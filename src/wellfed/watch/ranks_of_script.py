@@ -82,10 +82,10 @@ class TorchrunStore:
         if self.problem is None:
             try:
                 if self._store is None:
+                    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
                     timeout = timedelta(seconds=_CONNECT_S)
-                    self._store = torch.distributed.TCPStore(
-                        *self._address, None, False, timeout, wait_for_workers=False
-                    )
+                    self._store = TCPStore(*self._address, None, False, timeout, wait_for_workers=False)
                 return getattr(self._store, method)(*arguments)
             except (RuntimeError, OSError) as error:
                 self.problem = first_line(error)

@@ -131,7 +131,7 @@ class ScriptSteps(Harmless):
                 return
             if self._stepped is not None and not open_.loader.is_trained:
                 open_.loader.is_aside = True
-                self.clock.interrupt()
+                self._pause()
         self._iteration = None
         self._ends_with = self._stepped
         self._is_left_out, self._aside = (

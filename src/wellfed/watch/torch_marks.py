@@ -174,7 +174,7 @@ class TorchMarks:
 
     def _watch_copies(self) -> None:
         """Watches copies to a device, from the first use of one on."""
-        if not self._sees_copies and torch.cuda.is_initialized():
+        if not self._sees_copies and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._sees_copies = True
             for name in ("to", "cuda"):
                 self._replace(torch.Tensor, name, self._copies)
