@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from wellfed.errors import Fault as Fault
     from wellfed.errors import WellfedError as WellfedError
     from wellfed.errors import first_line as first_line
-    from wellfed.watch.gpu_curves import GPUCurves as GPUCurves
-    from wellfed.watch.gpu_watch import GPUWatch as GPUWatch
     from wellfed.observe.loggers.log_media import log_image as log_image
     from wellfed.observe.loggers.log_media import log_table as log_table
     from wellfed.plan.predict.size_fit import find_micro_batch as find_micro_batch
     from wellfed.record.entries import RunRecord as RunRecord
     from wellfed.run.objects.load_model import load_model as load_model
-    from wellfed.watch.watched_script import Watch as Watch
     from wellfed.sample_rng import SampleRng as SampleRng
     from wellfed.sample_rng import seed_from as seed_from
     from wellfed.train.hugging_face import TransformersModel as TransformersModel
     from wellfed.train.hugging_face import from_transformers as from_transformers
+    from wellfed.watch.gpu_curves import GPUCurves as GPUCurves
+    from wellfed.watch.gpu_watch import GPUWatch as GPUWatch
+    from wellfed.watch.watched_script import Watch as Watch
 
 __version__ = "0.1.0"
 

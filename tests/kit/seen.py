@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.watch.board import Board
 from wellfed.observe.machine_facts import GpuFacts
 from wellfed.observe.telemetry.series import HOST, Sample
+from wellfed.watch.board import Board
 
 FULL = {
     **{"util_pct": 63.0, "sm_active_pct": 61.4, "mem_used_gib": 35.12, "power_w": 349.6, "temp_c": 55.0},
