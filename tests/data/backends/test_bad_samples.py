@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from tests.kit import sets
 from tests.kit.few import few, slow
 from wellfed.data.backends.bad_samples import BadSamples
 from wellfed.data.backends.batch_request import BatchRequest, LostSample
+from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.settings import LoaderSettings
 from wellfed.errors import DataError
 
@@ -150,7 +152,7 @@ def test_a_batch_that_hangs_is_an_error_that_names_what_was_asked_for(name, kind
 @pytest.mark.parametrize("how", ["kill", slow("exit 1")])
 def test_a_worker_that_ends_is_reported(how):
     made = loader(sets.BreakingItems(how, 6), plan_of("processes"), max_skipped=3, shuffle=False)
-    with ended_after(60), pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+    with ended_after(60), pytest.raises(WorkerLost, match=r"^A loader worker process ended .*, mostly for want"):
         taken(made)
     assert made.state_dict()["batch"] <= 1  # the batch before may be lost with its worker
 
@@ -158,7 +160,7 @@ def test_a_worker_that_ends_is_reported(how):
 def test_after_a_worker_was_lost_the_loader_can_be_read_again(tmp_path):
     made = loader(FirstTime(str(tmp_path / "flag")), plan_of("processes-kept"), shuffle=False)
     seen = []
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
+    with pytest.raises(WorkerLost):
         seen.extend(one.index for one in made)
     seen += [one.index for one in made]
     made.close()
@@ -176,6 +178,22 @@ class FirstTime(sets.BreakingItems):
         if not os.path.exists(self.flag):
             open(self.flag, "w").close()
             super().breaks()
+
+
+def test_a_worker_killed_during_a_step_is_reported_when_its_batch_is_asked_for(monkeypatch):
+    made = loader(sets.Fetching(), LoaderSettings("processes", 1, 1))
+    handler = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
+    delivered = iter(made)
+    next(delivered)
+    assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
+    for process in multiprocessing.active_children():
+        os.kill(process.pid, signal.SIGKILL)
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass  # no error here
+    with pytest.raises(WorkerLost, match=r"mostly .* loader.num_workers"):
+        list(delivered)
+    made.close()
 
 
 class Misspelled(sets.BreakingItems):

@@ -130,6 +130,7 @@ from tests.kit import sets
 from tests.data.test_learning import learned
 from tests.data.backends.test_process_backend import Table, private_bytes
 from wellfed.errors import DataError
+from wellfed.data.backends.process_backend import WorkerLost
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 
@@ -146,7 +147,7 @@ def main():
     told = ""
     try:
         taken(sets.loader_of(sets.BreakingItems("kill", 6), plan, shuffle=False), 1)
-    except RuntimeError as error:
+    except WorkerLost as error:
         told = str(error)
     sizes = []
     for num_samples in (10**5, 5 * 10**6):
@@ -178,7 +179,7 @@ def test_spawned_workers_give_the_same_batches_and_share_the_datas_tensors(spawn
     assert spawned["spawned"] == spawned["inline"]
     inline, by_workers = spawned["weights"]
     assert by_workers == inline
-    assert spawned["told"].startswith("DataLoader worker (pid")
+    assert spawned["told"].startswith("A loader worker process ended (")
     small, large = spawned["sizes"]
     assert large - small < 8 * MIB  # the tensor alone is 40 MB
 
@@ -216,7 +217,7 @@ def test_the_settings_reach_the_dataloader(monkeypatch):
     assert (seen["num_workers"], seen["prefetch_factor"]) == (3, 5)
     assert seen["persistent_workers"]
     assert seen["pin_memory"]
-    assert seen["timeout"] == 9
+    assert 0 < seen["timeout"] < 9  # looks in between
     assert seen["worker_init_fn"].args == (process.CPUS_AT_START,)
     seen = handed_over(sets.Fetching(), LoaderSettings("torch", 0, timeout_s=9, pin_memory=False), monkeypatch)
     assert "timeout" not in seen  # DataLoader refuses one without workers

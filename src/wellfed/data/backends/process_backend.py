@@ -1,13 +1,16 @@
-"""Builds batches in worker processes of torch's DataLoader, which reports workers that die."""
+"""Builds batches in worker processes of torch's DataLoader; reports workers that die, hang or can't send a batch."""
 
 from __future__ import annotations
 
 import gc
 import io
 import logging
+import math
 import multiprocessing.util
 import os
 import signal
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Generator, Iterator
@@ -27,13 +30,21 @@ from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest, BuiltBatch, LateBatch
 from wellfed.data.backends.shared_blocks import Inbox, Sender
 from wellfed.data.settings import LoaderSettings
-from wellfed.errors import DataError, WellfedError, type_and_line
+from wellfed.errors import KILLED_WORKER, DataError, ErrorKind, WellfedError, first_line, type_and_line
 from wellfed.process import CPUS_AT_START, STOPS
 
 _LOG = logging.getLogger(__name__)
+_LOOK_S = 0.5
+"""Maximum seconds between checks that the workers live."""
 _ENDING_S = 0.2
-"""Seconds for a killed process to end."""
+"""Seconds for a process to end after its connection was closed."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+class WorkerLost(WellfedError):
+    """Raised if a worker process has ended."""
+
+    kind: ErrorKind = "worker"
 
 
 class ProcessBackend:
@@ -60,19 +71,17 @@ class ProcessBackend:
         Raises:
             DataError: a batch could not be built or sent.
             LateBatch: a batch did not come within loader.timeout_s.
-            RuntimeError: a worker has ended.
+            WorkerLost: a worker has ended.
         """
         self._requests.rest = requests
         try:
             self._start()
-            while (built := next(self._iterator, None)) is not None:
+            while (built := self._next()) is not None:
                 if isinstance(built.batch, WellfedError):
                     raise built.batch
                 yield built
-        except Exception as error:
+        except Exception:
             self._end_workers()  # also of an iterator that the error's traceback keeps alive
-            if str(error).startswith("DataLoader timed out"):
-                raise LateBatch from None
             raise
         finally:
             if not self._settings.persistent_workers:
@@ -86,12 +95,29 @@ class ProcessBackend:
                 _LOG.info("%s was changed: its workers are started anew.", type(self._builder.dataset).__name__)
                 self._end_workers()
             self._state_of_data = state
-        with _unwarned():
+        with _undisturbed():
             try:
                 self._iterator = iter(self._loader)
             except RuntimeError:  # persistent workers are still busy with an abandoned pass
                 self._end_workers()
                 self._iterator = iter(self._loader)
+
+    def _next(self) -> BuiltBatch | None:
+        until_s = time.monotonic() + (self._settings.timeout_s or math.inf)
+        while True:
+            try:
+                return next(self._iterator, None)
+            except (RuntimeError, OSError, EOFError) as error:  # OSError and EOFError: a worker died while sending
+                if str(error).startswith("DataLoader timed out"):
+                    if time.monotonic() >= until_s:
+                        raise LateBatch from None
+                    continue
+                for process in self.processes:
+                    process.join(_ENDING_S)
+                    if process.exitcode is not None:
+                        problem = f"A loader worker process ended ({first_line(error)}), {KILLED_WORKER}"
+                        raise WorkerLost(problem) from None
+                raise
 
     def _end_workers(self) -> None:
         """Kills the workers and makes a new DataLoader.
@@ -99,14 +125,14 @@ class ProcessBackend:
         The iterator's own shutdown waits up to 5 s for each worker, and for ever for a lock that a killed worker held.
         """
         iterator, self._iterator = self._iterator, None
-        if getattr(iterator, "_shutdown", True) is False:
-            iterator._shutdown, iterator._worker_pids_set = True, False
-            _remove_worker_pids(id(iterator))  # first, or torch's handler of SIGCHLD would report the kill
-            if hasattr(iterator, "_pin_memory_thread_done_event"):
-                iterator._pin_memory_thread_done_event.set()
         for process in getattr(iterator, "_workers", []):
             process.kill()
             process.join(_ENDING_S)
+        if getattr(iterator, "_shutdown", True) is False:
+            iterator._shutdown, iterator._worker_pids_set = True, False
+            _remove_worker_pids(id(iterator))
+            if hasattr(iterator, "_pin_memory_thread_done_event"):
+                iterator._pin_memory_thread_done_event.set()
         self._inbox.clear()
         self._loader = self._make_loader()
 
@@ -118,10 +144,10 @@ class ProcessBackend:
                 "prefetch_factor": settings.prefetch_factor,
                 "persistent_workers": settings.persistent_workers,
                 "worker_init_fn": partial(_init_worker, CPUS_AT_START),
-                "timeout": settings.timeout_s,
+                "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
         dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
-        with _unwarned():
+        with _undisturbed():
             multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
             return DataLoader(
                 dataset,
@@ -137,11 +163,19 @@ class ProcessBackend:
 
 
 @contextmanager
-def _unwarned() -> Iterator[None]:
-    """Suppresses DataLoader's warning about more workers than CPUs; the plan warns with a better number."""
+def _undisturbed() -> Iterator[None]:
+    """Suppresses DataLoader's warning about more workers than CPUs, and its handler of SIGCHLD.
+
+    The plan warns with a better number. The handler would raise in the middle of a step when a worker dies, also when
+    a scheduler ends all processes of a run. Without it, the error appears when the batch is requested.
+    """
+    has_signal = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if has_signal else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _warn_of_files(dataset: Any) -> None:
