@@ -11,7 +11,10 @@ from wellfed.study.points.grid import BASELINE
 from wellfed.study.points.space import show_value
 from wellfed.study.ranking.board_entry import Entry, Leaderboard
 from wellfed.study.study_files import SearchFile
-from wellfed.units import show_count, show_duration, show_gib, show_percent
+from wellfed.units import show_count, show_duration, show_percent
+
+METRIC = "{:.5g}".format
+"""Words a metric."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,9 @@ def columns(board: Leaderboard) -> list[Column]:
         return Column(other.head(unit), meaning, lambda entry: other(entry.row), other.number, in_files_alone)
 
     of_training = [
-        Column(objective.title, objective.meaning, lambda entry: entry.row.value, figure_text),
+        Column(objective.title, objective.meaning, lambda entry: entry.row.value, METRIC),
         Column("at step", "optimizer steps until then", lambda entry: entry.row.value_step, show_count),
-        Column("last", "the same metric at the last validation", lambda entry: entry.row.last_value, figure_text),
+        Column("last", "the same metric at the last validation", lambda entry: entry.row.last_value, METRIC),
         Column("steps", "optimizer steps of the whole training", lambda entry: entry.row.trained_steps, show_count),
     ]
     of_timed = [
@@ -65,14 +68,7 @@ def columns(board: Leaderboard) -> list[Column]:
         of(PEAK_MEMORY),
         of(SAMPLES_PER_JOULE, in_files_alone=True),
         Column("ready", "steps whose batch was waiting", lambda entry: entry.row.readiness_frac, show_percent),
-        Column(
-            "of ceiling",
-            "rate over that of the ceiling",
-            lambda entry: entry.ceiling_frac,
-            show_percent,
-            True,
-        ),
-        Column("predicted", "the predicted peak", lambda entry: entry.row.predicted_peak_gib, show_gib, True),
+        Column("of ceiling", "rate over that of the ceiling", lambda entry: entry.ceiling_frac, show_percent, True),
         Column("GPU", "mean utilisation while training", lambda entry: entry.row.util_pct, "{:.1f} %".format),
         Column("took", "the trial, from the start of its process", lambda entry: entry.seconds, show_duration, True),
     ]
@@ -94,11 +90,6 @@ def _of_baseline(entry: Entry) -> str:
 def interval(entry: Entry, objective: Objective) -> str:
     """Returns low and high of the 95 % interval; empty without one."""
     return "" if entry.ci95 is None else " to ".join(map(objective.number, entry.ci95))
-
-
-def figure_text(figure: float) -> str:
-    """Returns a metric with five digits."""
-    return f"{figure:.5g}"
 
 
 def value_text(board: Leaderboard, value: str) -> str:

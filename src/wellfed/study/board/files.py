@@ -13,7 +13,7 @@ from typing import Any
 from wellfed.command_line import command
 from wellfed.explain.pages.html_page import fill_in
 from wellfed.record.files import write_atomically
-from wellfed.study.board.columns import columns, figure_text, interval, value_text
+from wellfed.study.board.columns import METRIC, columns, interval, value_text
 from wellfed.study.points.grid import of_one_run
 from wellfed.study.points.space import grid_values
 from wellfed.study.ranking.board_entry import Leaderboard
@@ -70,7 +70,7 @@ def to_html(board: Leaderboard, folder: Path = Path()) -> str:
         "command": command,
         "again": again(board),
         "shown": partial(value_text, board),
-        "figure": figure_text,
+        "figure": METRIC,
         "interval": interval,
         "tied": sum(entry.rank == 1 for entry in board.ranked) - 1,
         "top": max((figure for entry in board.ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),

@@ -109,19 +109,12 @@ def _metric(name: str, found: Mapping[str, tuple[Series, Series]]) -> PagePictur
 
 def own_pictures(record: RunRecord, folder: Path) -> Iterator[PagePicture]:
     """Yields the first PNG files of the evaluation, unchanged; a missing file or another format is left out."""
-    pngs = {name: path for name, path in own_files(record).items() if path.lower().endswith(".png")}
-    contents = {name: content for name, path in pngs.items() if (content := _content(folder, path))}
-    for name in list(contents)[:MOST_PICTURES]:
-        source = base64.b64encode(contents[name]).decode()
-        yield PagePicture(name, image=Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source))
-
-
-def _content(folder: Path, path: str) -> bytes | None:
-    try:
-        file = (folder / path).resolve()
-        if file.is_relative_to(folder.resolve()) and file.stat().st_size <= MOST_BYTES:
-            content = file.read_bytes()
-            return content if content.startswith(b"\x89PNG\r\n\x1a\n") else None
-    except OSError:
-        pass
-    return None
+    pngs = {
+        name: (folder / path).resolve() for name, path in own_files(record).items() if path.lower().endswith(".png")
+    }
+    there = [one for one in pngs.items() if one[1].is_relative_to(folder.resolve()) and one[1].is_file()]
+    for name, file in [one for one in there if one[1].stat().st_size <= MOST_BYTES][:MOST_PICTURES]:
+        content = file.read_bytes()
+        if content.startswith(b"\x89PNG\r\n\x1a\n"):
+            source = base64.b64encode(content).decode()
+            yield PagePicture(name, image=Markup('<img alt="{}" src="data:image/png;base64,{}">').format(name, source))
