@@ -251,11 +251,11 @@ def test_memory_that_grows_with_every_step_is_recognised(sizes: list[int], says:
 
 
 class Keeping(tiny.TinyModel):
-    """Keeps 4 MiB of each step, and runs out of memory in the 24th."""
+    """Keeps 16 MiB of each step, which counts beside a large process too, and runs out of memory in the 24th."""
 
     def loss(self, batch: Any) -> LossOutput:
         output = super().loss(batch)
-        self.kept = [*getattr(self, "kept", []), torch.ones(2**20) + output.loss]
+        self.kept = [*getattr(self, "kept", []), torch.ones(2**22) + output.loss]
         if self.calls >= 24:
             raise out_of_memory()
         return output

@@ -48,7 +48,9 @@ def built_by_threads(
     for worker in workers:
         worker.start()
     try:
-        ask(min(settings.num_workers * (settings.prefetch_factor or 2), max(1, num_requests)))
+        prefetch = settings.prefetch_factor or 2
+        most, at_once = settings.num_workers * prefetch, max(1, prefetch // 2)  # to wake a worker takes a while
+        ask(min(most, max(1, num_requests)))
         while ahead:
             try:
                 built = ahead[0].get(timeout=settings.timeout_s or None)
@@ -57,7 +59,8 @@ def built_by_threads(
             ahead.popleft()
             if isinstance(built, BaseException):
                 raise built
-            ask(1)
+            if len(ahead) <= most - at_once:
+                ask(at_once)
             yield built
             del built
     finally:
