@@ -117,11 +117,12 @@ def test_a_run_and_an_evaluation_import_what_they_use_alone(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_wandb_starts_one_process(tmp_path: Path):
+def test_wandb_starts_one_process_and_imports_neither_pandas_nor_its_launch(tmp_path: Path):
     words = [*FAST, "workload.model.text=none", f"paths.log_dir={tmp_path}", "logger=wandb", "logger.mode=offline"]
     ended, modules, started, _, _ = probed("train.py", "trainer.max_steps=1", *words)
     assert ended == 0
     assert "wandb" in modules
+    assert modules.isdisjoint({"pandas", "wandb.sdk.launch", "opentelemetry.sdk"})
     assert len([name for name in started if "git" not in name and "uname" not in name]) <= 1, "wandb's own service"
     assert list(tmp_path.rglob("*.wandb"))
 

@@ -6,10 +6,11 @@ import logging
 import netrc
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,8 +80,9 @@ class WandbSink(GuardedSink):
     def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None) -> None:
         import wandb
 
-        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
-        self._show(name, table, step)
+        with _without_pandas():
+            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
+            self._show(name, table, step)
 
     def _take_file(self, name: str, path: Path, step: int | None) -> None:
         import wandb
@@ -88,7 +90,7 @@ class WandbSink(GuardedSink):
         if path.suffix.lower() in PICTURES:
             self._show(name, wandb.Image(str(path)), step)
             return
-        with path.open(encoding="utf-8") as page:
+        with path.open(encoding="utf-8") as page, _without_pandas():
             self._show(name, wandb.Html(page, inject=False), step)  # without wandb's style sheet
 
     def _show(self, name: str, shown: Any, step: int | None) -> None:
@@ -99,6 +101,38 @@ class WandbSink(GuardedSink):
             self.run.summary.update(dict(summary))
         finally:
             self.run.finish(exit_code=exit_code)
+
+
+@contextmanager
+def _without_pandas() -> Iterator[None]:
+    """Keeps wandb from importing pandas only to see that rows are no DataFrame, which takes half as long as torch."""
+    from wandb import util
+
+    before = getattr(util, "pd_available", False)
+    util.pd_available = before and "pandas" in sys.modules
+    try:
+        yield
+    finally:
+        util.pd_available = before
+
+
+@contextmanager
+def _without_launch() -> Iterator[None]:
+    """Keeps ``wandb.init`` from importing wandb's launch, which takes as long as half of torch.
+
+    It asks there for inputs of a launch job. Only code that has imported launch can have declared some.
+    """
+    name = "wandb.sdk.launch.inputs.internal"
+    if name in sys.modules:
+        yield
+        return
+    substitute = sys.modules[name] = ModuleType(name)
+    substitute.StagedLaunchInputs = lambda: SimpleNamespace(apply=lambda run: None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is substitute:
+            del sys.modules[name]
 
 
 def _keep_every_row(run: Any, wandb: Any) -> None:
@@ -154,6 +188,11 @@ def open_run(
         Exception: wandb can't even be started offline.
     """
     wandb = import_wandb()
+    if mode == "offline":
+        with suppress(ImportError, AttributeError):  # another version
+            from wandb.analytics.opentelemetry import opentelemetry_proxy
+
+            opentelemetry_proxy.disable()  # what it imports to send nothing takes as long as a tenth of torch
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # missing before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
@@ -174,14 +213,16 @@ def open_run(
     typed = sys.argv
     sys.argv = [*typed[:1], *map(masked_override, typed[1:])]  # wandb records the command line
     try:
-        run = start(mode=mode)
-    except Exception as error:
-        if mode != "online":
-            raise
-        reason, mode = first_line(error), "offline"
-        _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
-        on_lost(reason)
-        run = start(mode=mode)
+        with _without_launch():
+            try:
+                run = start(mode=mode)
+            except Exception as error:
+                if mode != "online":
+                    raise
+                reason, mode = first_line(error), "offline"
+                _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+                on_lost(reason)
+                run = start(mode=mode)
     finally:
         sys.argv = typed
     for axis, patterns in _AXES.items():
