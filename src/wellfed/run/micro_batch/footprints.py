@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from torch import nn, optim
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from wellfed import batches, generators
@@ -43,8 +42,11 @@ class Footprints:
 
     def __init__(self, config: RunConfig, plan: RunPlan, parts: RunObjects, *, samples: int) -> None:
         self._config, self._plan, self._parts, self._samples = config, plan, parts, samples
-        self._trains: dict[str | None, Any] = {}
-        self._batches: dict[str | None, Callable[[int], Batch] | NoEstimate] = {}
+        self._own = loader_of(parts.data, "train")
+        """The user's own loader; None without one."""
+        self._train = cache(self._copied_data)
+        self.batches = cache(self._make_batches)
+        """Returns a function that makes batches of any size on the CPU for a feature mode, or a `NoEstimate`."""
         before = parts.footprints or KnownFootprints({})
         self._known = dict(before.found)
         self.looked_at = before.looked_at
@@ -54,12 +56,7 @@ class Footprints:
         """Returns the footprint. The first call for a setting rehearses it."""
         key = (features, checkpointed)
         if key not in self._known:
-            task = self._task(*key)
-            if isinstance(task, NoEstimate):
-                self._known[key] = task
-            else:
-                with generators.kept(), redirect_stdout(sys.stderr):  # what a forward pass prints is no answer
-                    self._known[key] = measure(self._parts.model, task, self._samples)
+            self._known[key] = self._rehearsed(*key)
         return self._known[key]
 
     @property
@@ -67,44 +64,33 @@ class Footprints:
         """All estimates so far, for another plan of the same model."""
         return KnownFootprints(dict(self._known), self.looked_at)
 
-    def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
-        """Returns a function that makes batches of any size on the CPU, from the longest of the first samples.
-
-        Args:
-            features: the feature mode of the batches.
-        """
-        if features not in self._batches:
-            self._batches[features] = self._make_batches(self._train(features))
-        return self._batches[features]
-
-    def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
-        if self._parts.guest is not None:
+    def _rehearsed(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        config, plan, parts = self._config, self._plan, self._parts
+        if parts.guest is not None:
             return NoEstimate("Lightning's Trainer makes the steps")
-        make_batch, train = self.batches(features), self._train(features)
+        make_batch, sparse = self.batches(features), parts.has_sparse_gradients
         if isinstance(make_batch, NoEstimate):
             return make_batch
-
-        def make_optimizer(model: nn.Module) -> optim.Optimizer:
-            groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
-            return optimizers.make_optimizer(self._config, self._plan, groups, sparse=sparse)
-
-        return Task(
+        task = Task(
             make_batch=make_batch,
-            make_optimizer=make_optimizer,
-            prepare=Preparation(train, self._config.seed, self._parts.model),
-            precision=self._plan.device.precision,
+            make_optimizer=lambda model: optimizers.make_optimizer(
+                config, plan, parameter_groups(model), sparse=sparse
+            ),
+            prepare=Preparation(self._train(features), config.seed, parts.model),
+            precision=plan.device.precision,
             checkpointed=checkpointed,
-            features=None if self._parts.data.features is None else self._parts.features,
+            features=None if parts.data.features is None else parts.features,
             feature_mode=features,  # type: ignore[arg-type]
         )
+        with generators.kept(), redirect_stdout(sys.stderr):  # what a forward pass prints is no answer
+            return measure(parts.model, task, self._samples)
 
-    def _train(self, features: str | None) -> Any:
+    def _copied_data(self, features: str | None) -> Any:
         """Returns a copy of the training data for a feature mode, to keep a rehearsal's tensors out of training."""
-        if features not in self._trains:
-            self._trains[features] = copied(self._parts.for_features(features).data.train)
-        return self._trains[features]
+        return copied(self._parts.for_features(features).data.train)
 
-    def _make_batches(self, train: Any) -> Callable[[int], Batch] | NoEstimate:
+    def _make_batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
+        train = self._train(features)
         try:
             if self._own is None:
                 with without_side_effects():  # an error on too little data must name the user's sizes, not SAMPLES
@@ -131,10 +117,6 @@ class Footprints:
         deliveries: Any = self._of_own(size) if self._own is not None else iter(self._loader(train, size))
         with without_side_effects(), closing(deliveries):
             yield deliveries
-
-    @property
-    def _own(self) -> Any:
-        return loader_of(self._parts.data, "train")
 
     def _of_own(self, size: int) -> Iterator[Delivery]:
         """Yields a batch of the user's own loader, which stays unread."""

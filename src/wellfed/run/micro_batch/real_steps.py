@@ -18,14 +18,13 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, FeatureSource
 from wellfed.data.backend_benchmark import TrialStep, copied, without_side_effects
 from wellfed.plan.budget import step_shape
-from wellfed.plan.micro_batch import because_too, why_untried, with_probes
+from wellfed.plan.micro_batch import why_untried, with_probes
 from wellfed.plan.predict.peak import NoEstimate
 from wellfed.plan.predict.size_fit import CudaMeter, Meter, Prober, TensorMeter
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.micro_batch.footprints import Footprints
 from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.train.memory import oom
 from wellfed.train.memory.features import DeviceTable, hold, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -52,17 +51,11 @@ class ConfiguredStep:
                 self._features = hold(parts.features, plan.memory.features or "dynamic", device, blank=blank)
         groups = parameter_groups(model)
         self._optimizer = optimizers.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
-        self._micro = MicroBatches(1)
-        computation = Computation(
-            model,
-            Loss(model, plan.device.compile),
-            Preparation(parts.data.train, config.seed, model),
-            self._precision,
-            device,
-            features=lambda: self._features,
-        )
-        settings = StepOptions(gradient_clip=config.trainer.gradient_clip)
-        self._step = TrainStep(computation, self._optimizer, Fallbacks(self._micro), settings)
+        self._micro, prepare = MicroBatches(1), Preparation(parts.data.train, config.seed, model)
+        loss, source = Loss(model, plan.device.compile), self._features
+        passes = Computation(model, loss, prepare, self._precision, device, features=lambda: source)
+        options = StepOptions(gradient_clip=config.trainer.gradient_clip)
+        self._step = TrainStep(passes, self._optimizer, Fallbacks(self._micro), options)
         self._batch: Batch | None = None
 
     def to_device(self, batch: Batch) -> Batch:
@@ -80,8 +73,7 @@ class ConfiguredStep:
             yield from (value for value in state.values() if isinstance(value, Tensor))
         if isinstance(self._features, DeviceTable):
             yield self._features.table
-        if self._batch is not None:
-            yield from batches.tensors(self._batch)
+        yield from batches.tensors(self._batch)
 
     def meter(self) -> Meter:
         """Returns the meter of its device's memory."""
@@ -119,34 +111,30 @@ def with_steps(
             torch.cuda.reset_peak_memory_stats(device)  # the recorded peak must be training's
 
 
-def beside_steps(
-    config: RunConfig, plan: RunPlan, parts: RunObjects, use: Callable[[TrialStep | None], Result]
-) -> Result:
-    """Returns the result of ``use`` for steps of a copy of the model; for None if it can't step before training."""
-    if why := why_untried(plan, models.model_facts(parts, config)):
-        _LOG.info("loaders are timed beside stand-in steps: %s", why)
-        return use(None)
-
-    def with_step(step: ConfiguredStep) -> Result:
-        def run(batch: Batch) -> None:
-            step(step.to_device(batch), plan.memory.micro_batch)
-
-        return use(TrialStep(run, step.meter().wait))
-
-    try:
-        return with_steps(config, plan, parts, with_step, is_trial=True)
-    except Exception as error:  # noqa: BLE001  user code; training will report its error
-        _LOG.info("loaders are timed beside stand-in steps, since no step could be run: %r", error)
-    return use(None)
-
-
 def _copy(parts: RunObjects, plan: RunPlan) -> RunObjects:
     model, parts = copy.deepcopy(parts.model), parts.for_features(plan.memory.features)
     features = models.features_of(parts.data, model)
     if features is not None and parts.features is not None:
         features = replace(features, trainable=parts.features.trainable)
-    data = replace(parts.data, train=copied(parts.data.train))
-    return replace(parts, model=model, features=features, data=data)
+    return replace(parts, model=model, features=features, data=replace(parts.data, train=copied(parts.data.train)))
+
+
+def beside_steps(
+    config: RunConfig, plan: RunPlan, parts: RunObjects, use: Callable[[TrialStep | None], Result]
+) -> Result:
+    """Returns the result of ``use`` for steps of a copy of the model; for None if it can't step before training."""
+
+    def with_step(step: ConfiguredStep) -> Result:
+        return use(TrialStep(lambda batch: step(step.to_device(batch), plan.memory.micro_batch), step.meter().wait))
+
+    why: object = why_untried(plan, models.model_facts(parts, config))
+    if not why:
+        try:
+            return with_steps(config, plan, parts, with_step, is_trial=True)
+        except Exception as error:  # noqa: BLE001  user code; training will report its error
+            why = f"no step could be run: {error!r}"
+    _LOG.info("loaders are timed beside stand-in steps: %s", why)
+    return use(None)
 
 
 def measured(
@@ -182,8 +170,4 @@ def measured(
         return with_steps(config, plan, parts, decide, is_trial=True)
     except Exception as error:  # noqa: BLE001  user code; a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
-        failure = oom.classify(error)
-        if failure is not None:
-            why = f"; not tried before training, for which memory did not suffice: {failure.message}"
-            return because_too(plan, why)
-    return plan
+        return plan
