@@ -66,16 +66,8 @@ def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
         if isinstance(container, Mapping):
             return type(container)(new)  # type: ignore[call-arg]
         return type(container)(*new.values()) if _has_fields(container) else type(container)(new.values())
-    fields = {spec.name: spec.init for spec in dataclasses.fields(container)}
-    given = {name: each(name, getattr(container, name)) for name, is_given in fields.items() if is_given}
-    try:
-        return dataclasses.replace(container, **given)
-    except (TypeError, ValueError):  # its class has its own __init__, or an InitVar
-        clone = copy.copy(container)
-        for name in fields:
-            item = given[name] if name in given else each(name, getattr(container, name))
-            object.__setattr__(clone, name, item)
-        return clone
+    given = [spec.name for spec in dataclasses.fields(container) if spec.init]
+    return dataclasses.replace(container, **{name: each(name, getattr(container, name)) for name in given})
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
@@ -175,10 +167,10 @@ def map_rows(
             return batch
         if _has_length(batch, num_samples):
             if _may_hold_rows(batch, num_samples):
-                raise _uncut(name, num_samples, f"{_described(batch)} that are as long, one a sample or one a member")
+                raise _uncut(name, num_samples, f"{shapes_of(batch)}: one entry a sample, or one a member")
             return of_rows(batch)
         if not _is_container(batch) or (type(batch) in (list, tuple) and all(map(_is_constant, batch))):
-            raise _uncut(name, num_samples, _described(batch))
+            raise _uncut(name, num_samples, shapes_of(batch))
 
     def mapped(key: Any, item: Any) -> Any:
         return map_rows(item, num_samples, of_tensor, of_rows, _member(name, batch, key))
@@ -202,14 +194,6 @@ def _may_hold_rows(value: Any, num_samples: int) -> bool:
     """Returns whether each entry of a list has an entry for each of several samples."""
     is_list = type(value) in (list, tuple) and num_samples > 1
     return is_list and all(_has_length(item, num_samples) for item in value)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    if type(value) in (list, tuple):
-        return f"a {type(value).__name__} of {len(value)} entries"
-    return f"{value!r}, a number for all of them" if isinstance(value, (int, float)) else f"a {type(value).__name__}"
 
 
 def _uncut(name: str, num_samples: int, what: str) -> DataError:

@@ -107,42 +107,40 @@ def masked(tree: Any, sources: Any = None) -> Any:
     Args:
         sources: the same tree before interpolations were resolved.
     """
-    return _walk(tree, sources, "", False, lambda value: SECRET_SHOWN, hidden)
+    return _masked(tree, sources, set())
 
 
 def secrets_of(tree: Any, sources: Any = None) -> set[str]:
     """Returns the values that `masked` replaces, as texts."""
     found: set[str] = set()
-
-    def keep(value: object) -> str:
-        found.add(str(value))
-        return SECRET_SHOWN
-
-    def keep_of_urls(value: str) -> None:
-        found.update(unquote(text) for _, text in _URL_PASSWORD.findall(value))
-
-    _walk(tree, sources, "", False, keep, keep_of_urls)
+    _masked(tree, sources, found)
     return found
 
 
-def _walk(
-    tree: Any, sources: Any, name: str, inside: bool, mask: Callable[[object], Any], other: Callable[[str], Any]
-) -> Any:
-    """Returns the tree with ``mask`` applied to secrets, and ``other`` to all other texts."""
+def _masked(tree: Any, sources: Any, found: set[str], name: str = "", *, is_inside: bool = False) -> Any:
+    """Returns the tree with secrets masked, and adds them to ``found``.
+
+    Args:
+        name: key of the tree in its parent.
+        is_inside: a parent has the name of a secret.
+    """
     if isinstance(tree, Mapping):
-        beside = sources if isinstance(sources, Mapping) else {}
+        beside, is_inside = sources if isinstance(sources, Mapping) else {}, is_inside or is_secret_name(name)
         return {
-            key: _walk(value, beside.get(key), str(key), inside or is_secret_name(name), mask, other)
-            for key, value in tree.items()
+            key: _masked(value, beside.get(key), found, str(key), is_inside=is_inside) for key, value in tree.items()
         }
     if isinstance(tree, list | tuple):
         is_alike = isinstance(sources, list | tuple) and len(sources) == len(tree)
         pairs = zip(tree, sources if is_alike else [None] * len(tree), strict=True)
-        return [_walk(item, source, name, inside, mask, other) for item, source in pairs]
-    is_of_all = inside and name != "_target_" and is_secret("secret", tree)
+        return [_masked(item, source, found, name, is_inside=is_inside) for item, source in pairs]
+    is_of_all = is_inside and name != "_target_" and is_secret("secret", tree)
     if is_of_all or is_secret(name, tree) or _comes_from_a_secret(tree, sources):
-        return mask(tree)
-    return other(tree) if isinstance(tree, str) else tree
+        found.add(str(tree))
+        return SECRET_SHOWN
+    if isinstance(tree, str):
+        found.update(unquote(text) for _, text in _URL_PASSWORD.findall(tree))
+        return hidden(tree)
+    return tree
 
 
 def _comes_from_a_secret(value: object, source: object) -> bool:
