@@ -193,7 +193,6 @@ class RestartNeeded(OutOfMemoryExhausted):
 
     Args:
         changes: overrides that need less memory, knob -> value.
-        is_suspect: whether the same error text has other causes too.
     """
 
     def __init__(
@@ -201,12 +200,9 @@ class RestartNeeded(OutOfMemoryExhausted):
         message: str,
         changes: Mapping[str, object],
         kind: Literal["device_oom", "host_oom"] = "device_oom",
-        *,
-        is_suspect: bool = False,
     ) -> None:
         super().__init__(message, kind)
         self.changes = dict(changes)
-        self.is_suspect = is_suspect
 
 
 def text_of(error: object) -> str:

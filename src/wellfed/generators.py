@@ -72,32 +72,6 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     random.setstate((version, tuple(numbers), gauss_next))
 
 
-class GeneratorStates:
-    """States of torch's generators when a step began, to go back to within this process.
-
-    Those of numpy and Python are left out: reading both takes 50 us, and a loss rarely draws from them.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        """``device``: the only GPU whose state is saved."""
-        self._device = device if device.type == "cuda" else None
-        self._torch: torch.Tensor | None = None
-        self._cuda: torch.Tensor | None = None
-
-    def take(self) -> None:
-        """Saves the states; does not synchronize with the device."""
-        self._torch = torch.default_generator.get_state()
-        if self._device is not None:
-            self._cuda = torch.cuda.get_rng_state(self._device)
-
-    def restore(self) -> None:
-        """Goes back to the latest `take`."""
-        assert self._torch is not None
-        torch.default_generator.set_state(self._torch)
-        if self._cuda is not None and self._device is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-
-
 def numbers(held: Sequence[_Generator] = ()) -> tuple[Any, ...]:
     """Returns values that change when Python's, numpy's or torch's CPU generator, or one of ``held``, is drawn from."""
     return tuple(map(_number_of, (*_of_process(), *held)))

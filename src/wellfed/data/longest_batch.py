@@ -12,10 +12,6 @@ from wellfed.contract import Batch
 NUM_BATCHES = 8
 
 
-def longest_batch(deliveries: Iterator[Delivery]) -> tuple[Batch, list[float]]:
-    """Returns the batch with the most bytes per sample of the first ones, and the bytes per sample of each of them.
-
-    Sizes are compared in bytes: tokens and their mask grow together.
-    """
-    found = [(batches.num_bytes(one.batch) / one.total, one.batch) for one in islice(deliveries, NUM_BATCHES)]
-    return max(found, key=lambda each: each[0])[1], [size for size, _ in found]
+def longest_batch(deliveries: Iterator[Delivery]) -> Batch:
+    """Returns the batch with the most bytes per sample of the first ones: tokens and their mask grow together."""
+    return max(islice(deliveries, NUM_BATCHES), key=lambda one: batches.num_bytes(one.batch) / one.total).batch

@@ -141,10 +141,7 @@ class Planner:
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """Returns the plan by an estimate of memory and by the first batches."""
-        plan = self._plan(first=first, estimate=estimate)
-        if plan.predicted_peak_gib is not None and estimate.looked_at:
-            plan = because_too(plan, f", {estimate.looked_at}")
-        return plan
+        return self._plan(first=first, estimate=estimate)
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         return plan_run(self.config, self.choices, self.facts, self.device, self.data, model or self.model, **known)

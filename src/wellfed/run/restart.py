@@ -44,7 +44,6 @@ class Restarts:
         """``began_with``: checkpoint of any run that the run started from; None = it began without one."""
         self._folder, self._began_with = folder, began_with
         self._tried: list[str] = []
-        self._was_suspect = False
 
     def checkpoint_for(self, needed: RestartNeeded) -> Path | None:
         """Returns the checkpoint to restart from; None = from the beginning.
@@ -54,10 +53,6 @@ class Restarts:
         """
         if len(self._tried) == MOST_RESTARTS:
             raise OutOfMemoryExhausted(f"{needed} {self._history()}, and is not again.", needed.kind)
-        if needed.is_suspect and self._was_suspect:
-            message = f"{needed} Less memory has not helped before: this error may have another cause."
-            raise OutOfMemoryExhausted(message, needed.kind)
-        self._was_suspect = needed.is_suspect
         self._tried.append(show_changes(needed.changes))
         return latest_checkpoint(self._folder) or self._began_with
 

@@ -26,7 +26,7 @@ from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
 from wellfed.train.loop.placed_model import no_room
 from wellfed.train.memory.features import FeatureTable
-from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.compiled import Loss
@@ -220,7 +220,7 @@ def trained(
     table.hold(model, device, journal.other)
     optimizer = Momentum(model.parameters(), lr=0.02, momentum=0.9, foreach=True)
     optimizer.place = place
-    rungs = [Fallback("memory.features=dynamic", lambda: table.move_to("dynamic", device), frees_held=True)]
+    rungs = {"memory.features=dynamic": lambda: table.move_to("dynamic", device)}
     computation = Computation(
         model,
         Loss(model),
@@ -327,4 +327,4 @@ def test_a_step_of_the_optimizer_needs_the_last_checkpoint(precision: str) -> No
     step = 11 if precision == "16-mixed" else 8  # the scaler has left out three steps by then
     with pytest.raises(RestartNeeded, match=f"in the optimizer's step {step},") as caught:
         trained(Place("optimizer", since=8), precision, CPU)
-    assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")
+    assert (caught.value.changes, caught.value.kind) == ({"memory.micro_batch": 8}, "device_oom")

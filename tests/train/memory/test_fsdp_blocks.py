@@ -1,6 +1,6 @@
 from torch import nn
 
-from wellfed.train.memory.fsdp_blocks import blocks_to_gather
+from wellfed.train.memory.checkpointing import blocks_to_gather
 
 
 class Model(nn.Module):

@@ -1,11 +1,11 @@
 import errno
-from functools import partial
+import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from wellfed.train.memory.oom import Attempts, classify, lost_worker
+from wellfed.train.memory.oom import attempt, classify, lost_worker
 
 NCCL = (
     "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO "
@@ -21,17 +21,17 @@ TABLE = [
     (RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB"), "device_oom"),
     (RuntimeError("CUDA error: an illegal memory access was encountered"), None),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "device_oom"),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), "suspect"),
-    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa)`"), "suspect"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), None),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa)`"), None),
     (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasSgemm( handle, opa)`"), None),
     (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device_oom"),
     (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "device_oom"),
     (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
-    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), "suspect"),
-    (RuntimeError("GET was unable to find an engine to execute this computation"), "suspect"),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), None),
+    (RuntimeError("GET was unable to find an engine to execute this computation"), None),
     (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), None),
     (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `f`. If you keep"), "device_oom"),
-    (RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `f`. If you keep"), "suspect"),
+    (RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `f`. If you keep"), None),
     (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), "device_oom"),
     (RuntimeError("cuFFT error: CUFFT_INVALID_SIZE"), None),
     (RuntimeError("CUDA error: insufficient resources when calling `cusparseSpGEMM_workEstimation( h)`"), "device_oom"),
@@ -63,10 +63,8 @@ TABLE = [
 
 @pytest.mark.parametrize(("error", "kind"), TABLE, ids=lambda value: str(value)[:60])
 def test_what_an_error_says_of_memory(error, kind):
-    sure, suspect = classify(error), classify(error, takes_suspects=True)
-    assert (sure and sure.kind) == (kind if kind in ("device_oom", "host_oom") else None)
-    assert (suspect is not None and suspect.is_suspect) == (kind == "suspect")
-    assert (suspect is None) == (kind in ("worker", None))
+    found = classify(error)
+    assert (found and found.kind) == (None if kind == "worker" else kind)
     assert (lost_worker(error) is not None) == (kind == "worker")
 
 
@@ -97,43 +95,17 @@ def test_only_the_line_that_tells_is_kept():
     assert lost_worker(killed) == "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)"
 
 
-# -- attempts --------------------------------------------------------------------------------------------------------
+def test_an_attempt_keeps_nothing_of_what_ran_out():
+    kept = []
 
-SURE, SUSPECT = torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR")
+    def work(size):
+        held = torch.zeros(size)
+        kept.append(weakref.ref(held))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
-
-def outcomes(*errors):
-    """What each attempt comes to, in turn."""
-    attempts, found = Attempts(), []
-
-    def work(error):
-        if error is not None:
-            raise error
-
-    for error in errors:
-        try:
-            _, failure = attempts(partial(work, error))
-        except RuntimeError:
-            return [*found, "raised"]
-        found.append(None if failure is None else "suspect" if failure.is_suspect else "sure")
-    return found
-
-
-@pytest.mark.parametrize(
-    ("errors", "expected"),
-    [
-        ((None,), [None]),
-        ((SURE, SURE, None), ["sure", "sure", None]),
-        ((SUSPECT, None), ["suspect", None]),
-        ((SUSPECT, SUSPECT), ["suspect", "raised"]),
-        ((SUSPECT, SURE, SUSPECT, SUSPECT), ["suspect", "sure", "suspect", "raised"]),
-        ((ValueError("a bug"),), None),
-    ],
-    ids=str,
-)
-def test_what_may_be_for_want_of_memory_is_believed_once(errors, expected):
-    if expected is None:
-        with pytest.raises(ValueError, match="a bug"):
-            outcomes(*errors)
-    else:
-        assert outcomes(*errors) == expected
+    result, failure = attempt(work, 3)
+    assert (result, failure.kind) == (None, "device_oom")
+    assert kept[0]() is None
+    assert attempt(int, "3") == (3, None)
+    with pytest.raises(ValueError, match="invalid literal"):
+        attempt(int, "x")

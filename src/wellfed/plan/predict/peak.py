@@ -54,14 +54,8 @@ class NoEstimate:
     """Text of one line."""
 
 
-@dataclass(frozen=True)
-class KnownFootprints:
-    """Footprints of one model under several settings."""
-
-    found: Mapping[tuple[str | None, bool], Footprint | NoEstimate]
-    """Feature mode and whether activations are checkpointed -> footprint."""
-    looked_at: str = ""
-    """Text about the samples used as examples, if samples differ in length."""
+KnownFootprints = Mapping[tuple[str | None, bool], Footprint | NoEstimate]
+"""Footprints of one model: feature mode and whether activations are checkpointed -> footprint."""
 
 
 @dataclass(frozen=True)

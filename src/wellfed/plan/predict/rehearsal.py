@@ -1,7 +1,7 @@
 """Finds the device memory of a training run by running its steps on fake tensors, which have shapes but no contents.
 
 Nothing of real size is allocated, and no GPU is needed. torch.compile is ignored. The passes are those of
-`step.step_passes.StepPasses`, on a copy of the model.
+`step.step_passes.Computation`, on a copy of the model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from wellfed.plan.predict.memory_tracker import MemoryTracker
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Point
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
-from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.step_passes import Computation
-from wellfed.train.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
 BLOCK_BYTES = 512
@@ -116,7 +114,7 @@ class Rehearsal:
         self._model.train()
         self._optimizer = self._make_optimizer()
         self._passes: list[dict[str, int]] = []
-        computation = Computation(
+        self._computation = Computation(
             self._model,
             Loss(self._model),
             task.prepare,
@@ -125,7 +123,6 @@ class Rehearsal:
             ranks=_Counted(self._live, self._passes.append),
             features=lambda: self._source,
         )
-        self._step = TrainStep(computation, self._optimizer, Fallbacks(MicroBatches(1)))
 
     def footprint(self, samples: int) -> Footprint:
         """Measures the passes of some micro-batches up to ``samples``, and the optimizer."""
@@ -225,7 +222,7 @@ class Rehearsal:
         delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
         # A step's only micro-batch is not scaled, so that its loss itself is kept for the totals.
         parts = [MicroBatch(batch, number, micro_batch, share=0.5 if number else 1.0) for number in range(2)]
-        self._step.passes.forward_backward(delivery, parts)
+        self._computation(delivery, parts)
         alone, after = self._passes
         return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
 

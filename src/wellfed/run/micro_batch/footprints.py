@@ -19,14 +19,13 @@ from wellfed.data.backend_benchmark import copied, without_side_effects
 from wellfed.data.longest_batch import longest_batch
 from wellfed.data.own_loader import first_batch, loader_of
 from wellfed.errors import first_line
-from wellfed.plan.predict.peak import Footprint, KnownFootprints, NoEstimate
+from wellfed.plan.predict.peak import Footprint, NoEstimate
 from wellfed.plan.predict.rehearsal import Task, measure
 from wellfed.plan.run_plan import RunPlan
 from wellfed.run.objects import loaders, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import parameter_groups
-from wellfed.units import show_bytes
 
 SAMPLES = 8
 """Number of samples whose length is measured. Larger batches repeat the samples of the longest one."""
@@ -47,22 +46,15 @@ class Footprints:
         self._train = cache(self._copied_data)
         self.batches = cache(self._make_batches)
         """Returns a function that makes batches of any size on the CPU for a feature mode, or a `NoEstimate`."""
-        before = parts.footprints or KnownFootprints({})
-        self._known = dict(before.found)
-        self.looked_at = before.looked_at
-        """Text on the samples that the estimate is for; empty if they don't differ in length, or before a call."""
+        self.known = dict(parts.footprints or {})
+        """All estimates so far, for another plan of the same model."""
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         """Returns the footprint. The first call for a setting rehearses it."""
         key = (features, checkpointed)
-        if key not in self._known:
-            self._known[key] = self._rehearsed(*key)
-        return self._known[key]
-
-    @property
-    def known(self) -> KnownFootprints:
-        """All estimates so far, for another plan of the same model."""
-        return KnownFootprints(dict(self._known), self.looked_at)
+        if key not in self.known:
+            self.known[key] = self._rehearsed(*key)
+        return self.known[key]
 
     def _rehearsed(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         config, plan, parts = self._config, self._plan, self._parts
@@ -98,14 +90,9 @@ class Footprints:
             if callable(getattr(train, "split", None)):  # its tensors need not share the first dimension
                 return partial(self._first_batch, train)
             with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
-                batch, sizes = longest_batch(deliveries)
+                return partial(batches.repeated, longest_batch(deliveries))
         except Exception as error:  # noqa: BLE001  training requests the same samples and raises it
             return NoEstimate(f"no batch could be built: {first_line(error)}")
-        self.looked_at = ""
-        if max(sizes) > min(sizes):
-            lengths = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))} each"
-            self.looked_at = f"for samples as in the longest of {len(sizes)} small batches ({lengths})"
-        return partial(batches.repeated, batch)
 
     def _first_batch(self, train: Any, size: int) -> Batch:
         with unset_fake_temporarily(), self._deliveries(train, size) as deliveries:  # workers need real tensors

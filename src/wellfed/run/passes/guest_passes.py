@@ -38,7 +38,7 @@ from wellfed.train.guest.saves import Saves, save_last_as_best
 from wellfed.train.guest.watchers import Watchers
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits
-from wellfed.train.memory import breakdown
+from wellfed.train.memory.breakdown import way_out
 from wellfed.train.memory.oom import MemoryFailure, classify
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.step.loss_faults import add_context_of_module
@@ -291,9 +291,9 @@ class GuestPasses(RunPasses):
             why = "LBFGS needs whole steps" if is_whole else plan.memory.decided("on_oom").because
             ran_out += f" Its steps are not done in smaller parts: {why}."
             others.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
-        by_part = breakdown.bytes_by_part(self.module, trainer.optimizers)
-        way_out = breakdown.way_out(by_part, precision=plan.device.precision, batches_ahead=0, others=others)
-        return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
+        precision = plan.device.precision
+        advice = way_out(failure.kind, self.module, trainer.optimizers, precision=precision, others=others)
+        return OutOfMemoryExhausted(f"{ran_out} {advice}", failure.kind)
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
-from wellfed.train.memory.fsdp_blocks import blocks_to_gather
+from wellfed.train.memory.checkpointing import blocks_to_gather
 
 
 class _ShardsOnce(FSDPStrategy):

@@ -25,7 +25,7 @@ from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.train.memory.features import FeatureTable, in_eval_mode
-from wellfed.train.memory.step_down import Fallback, Fallbacks, MicroBatches
+from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import put_back
 from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.scheduling import Scheduling
@@ -78,13 +78,11 @@ class PlacedModel:
             on_event=on_event,
         )
         self._features: FeatureTable | None = None
-        fallbacks = [Fallback("memory.checkpoint_activations=true", self._checkpoint_activations)]
+        fallbacks = {"memory.checkpoint_activations=true": self._checkpoint_activations}
         if features is not None:
             mode, may_change = options.feature_mode or "dynamic", options.goes_on(is_training=True)
             self._features = FeatureTable(features, mode, may_change=may_change)
-            for slower in FEATURE_MODES[1:]:
-                move = partial(self._move_features, slower)
-                fallbacks.append(Fallback(f"memory.features={slower}", move, frees_held=True))
+            fallbacks |= {f"memory.features={mode}": partial(self._move_features, mode) for mode in FEATURE_MODES[1:]}
         self.fallbacks = Fallbacks(micro, fallbacks)
         self._loss = Loss(model, options.compile_mode)
         self.step: TrainStep | None = None

@@ -60,7 +60,7 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
             training.average.load_state_dict(state["state_dict"])
         model.totals.load_state_dict(state["totals"])
         optimizer.load_state_dict(state["optimizer_states"][0])
-        if optimizer.defaults.get("foreach") is False:  # a restart's change, which the checkpoint does not have
+        if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
             for group in optimizer.param_groups:
                 group["foreach"] = False
         if training.scaler is not None and "scaler" in state:

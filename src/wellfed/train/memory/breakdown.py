@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
-from torch import nn
+from torch import Tensor, nn, optim
 
 from wellfed.contract import FeatureSource
+from wellfed.errors import LESS_HOST_MEMORY
 from wellfed.train.memory.features import DeviceTable
+from wellfed.train.memory.oom import Kind
 from wellfed.train.memory.step_start import bytes_of
 from wellfed.units import show_bytes
 
 
-def bytes_by_part(
+def way_out(
+    kind: Kind,
     model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[optim.Optimizer],
     features: FeatureSource | None = None,
-    buckets: int = 0,
-) -> dict[str, int]:
-    """Returns the bytes that a step needs before any activation. For the optimizers, their current bytes.
+    *,
+    precision: str,
+    others: Sequence[str] = (),
+) -> str:
+    """Returns text with the largest users of memory, without activations, and overrides that need less.
 
     Args:
-        buckets: bytes for sums of gradients over ranks.
-    """
-    weights = list(model.parameters())
-    states = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
-    return {
-        "parameters": sum(map(bytes_of, [*weights, *model.buffers()])),
-        "gradients": sum(each.nbytes for each in weights if each.requires_grad),
-        "gradient buckets": buckets,
-        "optimizer state": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
-        "feature table": features.table.nbytes if isinstance(features, DeviceTable) else 0,
-    }
-
-
-def way_out(parts: Mapping[str, int], *, precision: str, batches_ahead: int, others: Sequence[str] = ()) -> str:
-    """Returns text with the largest parts, and overrides that need less.
-
-    Args:
-        parts: result of `bytes_by_part`.
+        kind: the memory that ran out.
         others: other ways to need less.
     """
-    ways = []
+    if kind == "host_oom":
+        less = f"{LESS_HOST_MEMORY}, a smaller workload.model, or a machine with more memory"
+        return f"It is the host's memory. Next: {less}."
+    weights = list(model.parameters())
+    states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+    parts = {
+        "parameters": sum(map(bytes_of, [*weights, *model.buffers()])),
+        "gradients": sum(weight.nbytes for weight in weights if weight.requires_grad),
+        "optimizer state": sum(value.nbytes for value in states if isinstance(value, Tensor)),
+    }
+    ways = list[str]()
     if precision != "bf16-true":
-        halved = sum(parts[name] for name in ("parameters", "gradients", "optimizer state")) // 2
-        ways.append(f"gpu.precision=bf16-true ({show_bytes(halved)} less)")
-    if parts["feature table"]:
-        ways.append(f"memory.features=dynamic ({show_bytes(parts['feature table'])} less)")
-    if batches_ahead:
-        ways.append(f"loader.device_prefetch=0 ({batches_ahead} batches less)")
+        ways.append(f"gpu.precision=bf16-true ({show_bytes(sum(parts.values()) // 2)} less)")
+    if isinstance(features, DeviceTable):
+        parts["feature table"] = features.table.nbytes
+        ways.append(f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")
+    groups = [group for each in optimizers for group in each.param_groups]
+    if any(group.get("foreach", False) is not False and not group.get("fused") for group in groups):
+        ways.append("workload.optimizer.foreach=false (an optimizer's step without temporaries of all weights)")
     ways += [*others, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
     largest = sorted(parts.items(), key=lambda part: -part[1])
     held = ", ".join(f"{name} {show_bytes(size)}" for name, size in largest if size)

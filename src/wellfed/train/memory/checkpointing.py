@@ -1,8 +1,9 @@
-"""Adds activation checkpointing to any module: its repeated blocks recompute their activations."""
+"""Finds the repeated blocks of any module: to recompute their activations, or to gather them one by one (FSDP)."""
 
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+LEAST_WEIGHTS = 100_000
+"""Minimum number of weights of a block that is gathered separately. Each gathering costs a message."""
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -77,3 +81,18 @@ def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
         return nullcontext(), _BuffersBefore(block)
 
     return checkpoint(forward, block, *arguments, use_reentrant=False, context_fn=contexts, **named)
+
+
+def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
+    """Returns those of `blocks` that are large enough and share no weight."""
+    uses = _uses(model)
+    return [
+        block
+        for block in blocks(model)
+        if sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
+        and all(uses[weight] == count for weight, count in _uses(block).items())
+    ]
+
+
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    return Counter(weight for each in module.modules() for weight in each._parameters.values() if weight is not None)

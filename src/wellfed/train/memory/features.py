@@ -18,19 +18,15 @@ CHUNK_ROWS = 256
 """Rows computed at a time to fill a table. A GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
 
-def _select(table: Tensor, indices: Tensor) -> Tensor:
-    return table.index_select(0, indices)
-
-
 class DeviceTable:
     """All rows on the training device, or the data that they are cut from."""
 
     def __init__(self, table: Tensor, cut: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
-        self.table, self._cut = table, cut or _select
+        self.table, self._cut = table, cut
 
     def rows(self, indices: Tensor) -> Tensor:
         """Gathers rows on the device."""
-        return self._cut(self.table, indices)
+        return self.table.index_select(0, indices) if self._cut is None else self._cut(self.table, indices)
 
 
 class HostTable:
@@ -80,28 +76,6 @@ def of_data(features: Features) -> Features:
     return replace(features, rows=rows)
 
 
-def all_rows(features: Features, device: torch.device, home: torch.device) -> Tensor:
-    """Returns all rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
-
-    For overlapping rows it returns the data that they are cut from.
-
-    Raises:
-        ValueError: there are no rows.
-    """
-    if features.store is not None:
-        return features.store().to(home)
-    if not features.num_rows:
-        raise ValueError("A workload offers features of 0 rows.")
-    with torch.no_grad():
-        for start in range(0, features.num_rows, CHUNK_ROWS):
-            indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
-            chunk = features.rows(indices)
-            if start == 0:
-                table = chunk.new_empty((features.num_rows, *chunk.shape[1:]), device=home)
-            table[start : start + len(indices)] = chunk
-    return table
-
-
 def hold(features: Features, mode: FeatureModeName, device: torch.device, *, blank: bool = False) -> FeatureSource:
     """Returns the source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in their dtype.
 
@@ -109,25 +83,35 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, *, bla
     sends the rows with each batch (``for_features``).
 
     Args:
-        blank: the table has rows of zeros that need no computing.
+        blank: the table has rows of zeros but for the first, since computing all may take minutes.
 
     Raises:
-        ValueError: a table of trainable features was requested, which would never change.
+        ValueError: a table of trainable features was requested, which would never change. Or there are no rows.
     """
     if mode == "dynamic" or (mode == "cache_host" and features.store is not None):
         return Computed(features)
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
     home = device if mode == "cache" else torch.device("cpu")
-    if not blank:
-        table = all_rows(features, device, home)
-    elif features.store is not None:
-        table = torch.zeros_like(features.store(), device=home)
+    if features.store is not None:
+        table = features.store().to(home)
     else:
-        with torch.no_grad():
-            row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
-        table = row.new_zeros((features.num_rows, *row.shape[1:]), device=home)
+        table = _filled(features, 1 if blank else features.num_rows, device, home)
     return DeviceTable(table, features.cut) if mode == "cache" else HostTable(table, device)
+
+
+def _filled(features: Features, num_computed: int, device: torch.device, home: torch.device) -> Tensor:
+    """Returns a table on ``home``, ``[num_rows, dim]``, whose first rows are computed on ``device``."""
+    if not features.num_rows:
+        raise ValueError("A workload offers features of 0 rows.")
+    with torch.no_grad():
+        for start in range(0, num_computed, CHUNK_ROWS):
+            indices = torch.arange(start, min(start + CHUNK_ROWS, num_computed), device=device)
+            chunk = features.rows(indices)
+            if start == 0:
+                table = chunk.new_zeros((features.num_rows, *chunk.shape[1:]), device=home)
+            table[start : start + len(indices)] = chunk
+    return table
 
 
 class FeatureTable:
@@ -144,18 +128,16 @@ class FeatureTable:
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fills the table, unless that is done."""
-        attempts, slower = oom.Attempts(), dict(pairwise(FEATURE_MODES))
+        slower = dict(pairwise(FEATURE_MODES))
         with in_eval_mode(model):
-            while self.source is None:
-                if not (self._may_change and self.mode in slower):
-                    self.source = hold(self._features, self.mode, device)
-                    return
-                self.source, failure = attempts(hold, self._features, self.mode, device)
+            while self.source is None and self._may_change and self.mode in slower:
+                self.source, failure = oom.attempt(hold, self._features, self.mode, device)
                 if failure is not None:
                     on_event("oom", message=failure.message)
                     oom.release()
                     self.mode = slower[self.mode]
                     on_event("ladder", change=f"memory.features={self.mode}")
+            self.source = self.source or hold(self._features, self.mode, device)
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Changes to a slower mode; returns False if that mode or a slower one is in use.

@@ -25,10 +25,10 @@ _STEADY_FRAC = 0.5
 class MemoryGrowth:
     """Readings of the memory in use after steps: what the allocator has given out, on a CPU the process's memory."""
 
-    def __init__(self, device: torch.device, read: Callable[[], int] | None = None) -> None:
-        """``read``: returns bytes in use; None = of ``device``."""
-        own = partial(torch.cuda.memory_allocated, device) if device.type == "cuda" else _resident_bytes
-        self._read = read or own
+    def __init__(self, device: torch.device) -> None:
+        self._read: Callable[[], int] = _resident_bytes
+        if device.type == "cuda":
+            self._read = partial(torch.cuda.memory_allocated, device)
         self._first: tuple[int, int] | None = None
         self._latest: deque[tuple[int, int]] = deque(maxlen=_MOST)
         """Step and bytes of the latest readings."""
@@ -41,10 +41,10 @@ class MemoryGrowth:
 
     def describe(self) -> str:
         """Returns the growth in a sentence with the way out; empty unless memory grew between all latest readings."""
-        latest = list(self._latest)
+        latest = self._latest
         if self._first is None or len(latest) < _FEWEST:
             return ""
-        (begin, begin_bytes), (first, first_bytes), (last, last_bytes) = latest[0], self._first, latest[-1]
+        (first, first_bytes), (begin, begin_bytes), (last, last_bytes) = self._first, latest[0], latest[-1]
         mean = (last_bytes - begin_bytes) / (last - begin)
         slopes = [(late - early) / (end - start) for (start, early), (end, late) in pairwise(latest)]
         is_steady = mean > 0 and min(slopes) >= _STEADY_FRAC * mean

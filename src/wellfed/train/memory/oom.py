@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import torch
 
 from wellfed.errors import first_line
 
-_LOG = logging.getLogger(__name__)
 Kind = Literal["device_oom", "host_oom"]
 Result = TypeVar("Result")
 _DEVICE_TEXTS = (
@@ -43,16 +41,6 @@ _HOST_TEXTS = (
 _HOST_TEXT_ALONE = "std::bad_alloc"
 """Complete text if a C++ library of torch has no memory."""
 
-# Texts of memory errors that may have other causes. cuBLAS and cuSOLVER: no memory for a handle
-# (https://github.com/EleutherAI/lm-evaluation-harness/issues/1689). cuDNN: none for its kernels
-# (https://github.com/pytorch/pytorch/issues/81620) or a workspace.
-_SUSPECT = re.compile(
-    r"CUBLAS_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)\b|"
-    r"CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)\b|"
-    r"CUSOLVER_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)\b|CUFFT_INTERNAL_ERROR\b|"
-    r"unable to find an engine to execute this computation"
-)
-
 # "DataLoader worker process 0" is left out: it reports an error of the data's own code.
 _WORKER_LOST = re.compile(
     r"^.*(DataLoader worker \(pid|Unexpected bus error encountered in worker|unable to open shared memory|"
@@ -67,16 +55,10 @@ class MemoryFailure:
 
     kind: Kind
     message: str
-    is_suspect: bool = False
-    """The text may have other causes."""
 
 
-def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFailure | None:
-    """Returns the memory failure that an exception reports; None if it reports something else.
-
-    Args:
-        takes_suspects: an error that may have other causes counts as a memory failure.
-    """
+def classify(error: BaseException) -> MemoryFailure | None:
+    """Returns the memory failure that an exception reports; None if it reports something else."""
     if lost_worker(error) is not None:
         return None
     text = str(error)
@@ -90,8 +72,6 @@ def classify(error: BaseException, *, takes_suspects: bool = False) -> MemoryFai
             kind = "device_oom"
         elif any(part in text for part in _HOST_TEXTS) or text.strip() == _HOST_TEXT_ALONE:
             kind = "host_oom"
-        elif takes_suspects and _SUSPECT.search(text):
-            return MemoryFailure("device_oom", first_line(error), is_suspect=True)
     return None if kind is None else MemoryFailure(kind, first_line(error))
 
 
@@ -102,29 +82,18 @@ def lost_worker(error: BaseException) -> str | None:
     return None if found is None else found.group().strip()
 
 
-class Attempts:
-    """Successive attempts at one thing. Each returns a result or a memory failure; other errors are raised.
+def attempt(work: Callable[..., Result], *arguments: Any) -> tuple[Result | None, MemoryFailure | None]:
+    """Returns the result of ``work(*arguments)``, or its memory failure. Other errors are raised.
 
-    An error that may have other causes counts as a memory failure once. If the next attempt fails the same way, less
-    memory has not helped, and the error is raised.
+    The error itself is gone then, with its references to the tensors of the work.
     """
-
-    def __init__(self) -> None:
-        self._takes_suspects = True
-
-    def __call__(self, work: Callable[..., Result], *arguments: Any) -> tuple[Result | None, MemoryFailure | None]:
-        """Returns the result of one attempt, ``work(*arguments)``, or its memory failure."""
-        failure = None
-        try:
-            result = work(*arguments)
-        except Exception as error:
-            result, failure = None, classify(error, takes_suspects=self._takes_suspects)
-            if failure is None:
-                raise
-            if failure.is_suspect:
-                _LOG.info("this may be a lack of memory, so less is tried", exc_info=True)
-        self._takes_suspects = failure is None or not failure.is_suspect
-        return result, failure
+    try:
+        return work(*arguments), None
+    except Exception as error:
+        failure = classify(error)
+        if failure is None:
+            raise
+        return None, failure
 
 
 def release() -> None:

@@ -27,7 +27,6 @@ class Evaluating:
         self._evaluation, self._splits, self._may_halve, self._on_event = evaluation, splits, may_halve, on_event
         self._at_most: int | None = None
         """Maximum samples of a part; None = a whole batch."""
-        self._attempts = oom.Attempts()
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -55,7 +54,7 @@ class Evaluating:
         if not self._may_halve:
             update()
             return True
-        failure = self._attempts(update)[1]
+        failure = oom.attempt(update)[1]
         if failure is None:
             return True
         oom.release()

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from wellfed.contract import Batch, LossOutput
-from wellfed.errors import ModelError, first_line
 from wellfed.train.step.loss_faults import add_context, output_of
 
 
@@ -18,32 +17,31 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any], mode: str) -> None:
         """``mode``: a value of ``gpu.compile``."""
-        self._mode, self._call = mode, function
-        if mode != "none":
-            self._call = torch.compile(function, mode=mode)
+        self._mode = mode
+        self._call = function if mode == "none" else torch.compile(function, mode=mode)
         self.overwrites = mode in ("reduce-overhead", "max-autotune")
         """Whether each call overwrites earlier results and gradients, as CUDA graphs do. Copy them to keep them."""
         self.has_compiled = False
         """True after a call that compiled, as a new shape makes it; reset by the reader."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Calls the function. Raises a ModelError if torch can't compile it."""
+        """Calls the function. An error gets a note if torch may have failed to compile it."""
         if self._mode == "none":
             return self._call(*arguments, **named)
         before = _compiled_graphs()
         try:
             return self._call(*arguments, **named)
         except Exception as error:
-            self.check(error)
+            self.explain(error)
             raise
         finally:
             self.has_compiled = self.has_compiled or _compiled_graphs() != before
 
-    def check(self, error: Exception) -> None:
-        """Raises a ModelError if torch.compile failed, rather than the code. A first backward pass compiles too."""
-        if self._mode != "none" and is_of_compiler(error):
-            problem = f"gpu.compile={self._mode}: torch can't compile the model here: {first_line(error)}"
-            raise ModelError(f"{problem.rstrip('.')}. Set gpu.compile=none.") from error
+    def explain(self, error: Exception) -> None:
+        """Adds a note to an error of a compiled function. A first backward pass compiles too."""
+        note = f"The step is compiled (gpu.compile={self._mode}). gpu.compile=none runs it without torch.compile."
+        if self._mode != "none" and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 class Loss(Compiled):
@@ -59,7 +57,7 @@ class Loss(Compiled):
         """Returns the model's loss for the batch.
 
         Raises:
-            ModelError: the loss returned something that can't be used as a loss, or can't be compiled.
+            ModelError: the loss returned something that can't be used as a loss.
         """
         try:
             if self.overwrites:
@@ -76,11 +74,3 @@ def _compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
-
-
-def is_of_compiler(error: Exception) -> bool:
-    """Returns whether torch.compile failed, rather than the compiled code."""
-    from torch._dynamo import exc
-    from torch._inductor.exc import CppCompileError
-
-    return isinstance(error, (exc.TorchDynamoException, CppCompileError))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,16 +9,15 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 
-def make_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> None:
-    """Makes a step of any optimizer with the gradients that the closure computes, bit for bit as ``step(closure)``.
+def make_step(optimizer: torch.optim.Optimizer) -> None:
+    """Makes a step of any optimizer, bit for bit as its ``step()``.
 
     Calls the kernels of a fused Adam for usual weights and options. All else is left to torch, and steps that something
     observes.
     """
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or _is_observed(optimizer):
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step()
         return
-    closure()
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask for it
     found = []
     for group in optimizer.param_groups:
@@ -34,8 +32,7 @@ def make_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -
     torch._C._set_grad_enabled(False)  # `torch.no_grad` calls seven functions
     try:
         for group, weights, states in found:
-            is_decoupled = group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW)
-            _update(torch._fused_adamw_ if is_decoupled else torch._fused_adam_, group, weights, states)
+            _update(group, weights, states, is_decoupled=type(optimizer) is torch.optim.AdamW)
     finally:
         torch._C._set_grad_enabled(was_enabled)
 
@@ -59,7 +56,8 @@ def _is_usual(group: dict[str, Any], weights: list[nn.Parameter]) -> bool:
     return is_one_kind and Tensor not in {*map(type, (group["lr"], *group["betas"]))}
 
 
-def _update(kernel: Callable[..., Any], group: dict[str, Any], weights: list[Any], states: list[Any]) -> None:
+def _update(group: dict[str, Any], weights: list[Any], states: list[Any], *, is_decoupled: bool) -> None:
+    kernel = torch._fused_adamw_ if group.get("decoupled_weight_decay", is_decoupled) else torch._fused_adam_
     steps, (beta1, beta2) = [state["step"] for state in states], group["betas"]
     torch._foreach_add_(steps, 1)
     kernel(
@@ -69,9 +67,13 @@ def _update(kernel: Callable[..., Any], group: dict[str, Any], weights: list[Any
         [state["exp_avg_sq"] for state in states],
         [],
         steps,
-        **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")},
+        lr=group["lr"],
         beta1=beta1,
         beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
         grad_scale=None,
         found_inf=None,
     )

@@ -18,7 +18,9 @@ def clip_by_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
     gradients = [weight.grad for weight in weights]
     if True in [gradient.is_sparse for gradient in gradients]:
-        gradients = [_values_of(weight) for weight in weights]
+        for weight in weights:  # the values of a coalesced gradient can be changed in place
+            weight.grad = weight.grad.coalesce() if weight.grad.is_sparse else weight.grad
+        gradients = [weight.grad._values() if weight.grad.is_sparse else weight.grad for weight in weights]
     if len({(one.device, one.dtype) for one in gradients}) == 1:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0))
@@ -26,15 +28,6 @@ def clip_by_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
         norm = nn.utils.get_total_norm(gradients)
         for one in gradients:
             one.mul_((max_norm / (norm.to(one.device) + 1e-6)).clamp(max=1.0))
-
-
-def _values_of(weight: Tensor) -> Tensor:
-    """Returns the values of a gradient, which may be changed in place. Coalesces a sparse gradient first."""
-    assert weight.grad is not None
-    if not weight.grad.is_sparse:
-        return weight.grad
-    weight.grad = weight.grad.coalesce()
-    return weight.grad._values()
 
 
 @contextmanager

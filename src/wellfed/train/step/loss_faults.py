@@ -96,7 +96,7 @@ def add_context(error: Exception, name: str, batch: Batch, model: nn.Module) -> 
         batch: None = unknown.
         model: its modules have the names of layers.
     """
-    if isinstance(error, WellfedError) or oom.classify(error, takes_suspects=True) is not None:
+    if isinstance(error, WellfedError) or oom.classify(error) is not None:
         return
     if batch is not None:
         error.add_note(f"{name} was given {shapes_of(batch)}.")

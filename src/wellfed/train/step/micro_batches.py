@@ -33,16 +33,14 @@ class Preparation:
         self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
         self.has_on_device, self.has_own_weight = self._on_device is not None, self._weight is not None
         """Whether the data has ``on_device``, and whether data or model weigh batches."""
-        self._has_own_split = "split" in own
         self._split: Callable[[Batch, list[int]], list[Batch]] = own.get("split", batches.split)
 
-    def check_split(self, batch: Batch, num_samples: int) -> None:
-        """Raises a DataError that names the member that can't be cut, unless the data has its own ``split``."""
-        if not self._has_own_split and num_samples > 1:
-            batches.split(batch, [1, num_samples - 1])
-
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Returns successive parts of a batch."""
+        """Returns successive parts of a batch.
+
+        Raises:
+            DataError: a member of the batch can't be cut; the error names it.
+        """
         return [batch] if len(sizes) == 1 else self._split(batch, sizes)
 
     def weight(self, part: Batch, num_samples: int) -> int:
@@ -53,14 +51,10 @@ class Preparation:
         return num_samples if self._weight is None else int(self._weight(part))
 
     def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
-        """Returns the weight of each part, as `weigh` has noted it if it has."""
+        """Returns the weight of each part: the noted one if the sizes are still those."""
         if delivery.weights is not None and delivery.weights[0] == sizes:
             return delivery.weights[1]
         return [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
-
-    def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
-        """Notes the weights while the batch is on the host, which needs no wait for a device."""
-        delivery.weights = sizes, self.weights(delivery, self.split(delivery.batch, sizes), sizes)
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
         """Returns the batch after the workload's ``on_device``."""

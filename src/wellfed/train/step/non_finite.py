@@ -17,13 +17,13 @@ USUAL_CAUSES = (
 )
 
 
+class NonFiniteLoss(ArithmeticError):
+    """Error for a loss that is not finite, with trainer.on_nan=raise."""
+
+
 def between(first: int, last: int) -> str:
     """Returns text for a range of steps, since losses are not read after each."""
     return f"in step {last}" if first >= last else f"within the steps {first} to {last}"
-
-
-class NonFiniteLoss(ArithmeticError):
-    """Error for a loss that is not finite, with trainer.on_nan=raise."""
 
 
 def all_finite(values: Iterable[Tensor]) -> Tensor:

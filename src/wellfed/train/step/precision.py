@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from wellfed.train.memory import oom
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
@@ -19,13 +17,12 @@ class Precision:
 
     def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
         self.name, self.scaler = name, scaler
-        self._has_scaled = False
-        """Whether the scaler has scaled a loss, which sets it up; its `update` asserts that."""
         self.dtype = torch.bfloat16 if name == "bf16-true" else None
         """Type of weights and inputs; None = unchanged."""
         # Without the cache, cast weights are freed after each use, not at the end of the forward pass.
         autocast = _AUTOCAST.get(name)
-        self._autocast = None if autocast is None else torch.autocast(device_type, autocast, cache_enabled=False)
+        made = nullcontext() if autocast is None else torch.autocast(device_type, autocast, cache_enabled=False)
+        self._forward: AbstractContextManager[Any] = made
 
     @classmethod
     def for_training(cls, name: str, device_type: str) -> Precision:
@@ -40,49 +37,9 @@ class Precision:
         """Converts the weights of a model to the type of the precision."""
         return model if self.dtype is None else model.to(self.dtype)
 
-    def forward(self) -> AbstractContextManager[Any] | None:
-        """Returns a context for the forward pass; None if none is needed."""
-        if self._autocast is not None:
-            return self._autocast
-        return None if self.dtype is None else _default_dtype(self.dtype)
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss for the backward pass."""
-        if self.scaler is None:
-            return loss
-        self._has_scaled = True
-        return self.scaler.scale(loss)
-
-    def unscale(self, optimizer: torch.optim.Optimizer, *, clips: bool) -> None:
-        """Removes the scale from the gradients, before they are clipped.
-
-        Raises:
-            RuntimeError: the optimizer is fused and does this within its step, which is too late for clipping.
-        """
-        if self.scaler is None:
-            return
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            self.scaler.unscale_(optimizer)
-        elif clips:
-            raise RuntimeError(
-                f"{type(optimizer).__name__} is fused, which does not allow for gradient clipping under gpu.precision="
-                f"{self.name}: it takes the scale off gradients within its step. Set workload.optimizer.fused=false, "
-                "or trainer.gradient_clip=null."
-            )
-
-    def scaled_step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
-        """Computes scaled gradients and makes the optimizer's step, unless the scaler finds NaN or infinity."""
-        assert self.scaler is not None
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError(f"LBFGS can't be used with gpu.precision={self.name}. Set gpu.precision=32-true.")
-        try:
-            gradients()
-            self.scaler.step(optimizer)
-        except Exception as error:
-            if self._has_scaled and oom.classify(error, takes_suspects=True) is not None:
-                self.scaler.update(self.scaler.get_scale())  # else it refuses a repeated step
-            raise
-        self.scaler.update()
+    def forward(self) -> AbstractContextManager[Any]:
+        """Returns a context for the forward pass."""
+        return self._forward if self.dtype is None else _default_dtype(self.dtype)
 
 
 def set_backend_flags(*, tf32: bool, cudnn_benchmark: bool, on_gpu: bool) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from wellfed.errors import ModelError
+_NO_CONTEXT = nullcontext()
 
 
 class Ranks:
     """A process that trains alone, and the base class of several ranks. All ranks must call every method."""
 
     size, number = 1, 0
-    bucket_bytes = 0
-    """Bytes of device memory for sums of gradients."""
 
-    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
-        """Returns a context for the forward and backward pass of one micro-batch; None if none is needed."""
-        return None
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+        """Returns a context for the forward and backward pass of one micro-batch."""
+        return _NO_CONTEXT
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Returns ``loss(*arguments)``, called through the model's wrapper if it has one."""
@@ -31,9 +29,6 @@ class Ranks:
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of a loss; averages them over the ranks in the last micro-batch."""
         loss.backward()  # type: ignore[no-untyped-call]
-
-    def check_gradients(self) -> None:
-        """Raises a ModelError if ranks would train a weight apart. Called after the passes."""
 
     def total(self, weight: float) -> float:
         """Returns the sum over all ranks."""
@@ -53,8 +48,10 @@ class Replicas(Ranks):
         self.size, self.number = dist.get_world_size(), dist.get_rank()
         # Gloo works on the host, so an exchange does not wait for the device.
         self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
-        self._frozen = [(name, weight) for name, weight in wrapper.named_parameters() if not weight.requires_grad]
+
+    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
+        """Returns a context in which DDP sums gradients in the last micro-batch only."""
+        return _NO_CONTEXT if number == num_parts - 1 else self._wrapper.no_sync()
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Returns ``loss(*arguments)``, called through DDP."""
@@ -72,17 +69,3 @@ class Replicas(Ranks):
         message = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(message, operation, group=self._group)
         return float(message)
-
-    def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any] | None:
-        """Returns a context in which DDP sums gradients in the last micro-batch only."""
-        return None if number == num_parts - 1 else self._wrapper.no_sync()
-
-    def check_gradients(self) -> None:
-        """Raises a ModelError if a weight was unfrozen since, whose gradients no rank sends to the others."""
-        for name, weight in self._frozen:
-            if weight.requires_grad and weight.grad is not None:
-                raise ModelError(
-                    f"{name.removeprefix('module.model.')} was unfrozen after training began on {self.size} ranks, "
-                    "which average the gradients of the weights that were trainable then. It would differ between "
-                    "ranks. Unfreeze it in the model's constructor, or train on one device (trainer.devices=1)."
-                )

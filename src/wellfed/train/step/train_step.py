@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,17 +12,18 @@ from torch import Tensor, nn
 
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureModeName
-from wellfed.errors import ModelError, OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import ConfigError, ModelError, OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
-from wellfed.train.memory import breakdown, oom
+from wellfed.train.memory import oom
+from wellfed.train.memory.breakdown import way_out
 from wellfed.train.memory.growth import MemoryGrowth
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step
 from wellfed.train.step.gradients import clip_by_norm
 from wellfed.train.step.non_finite import OnNan, all_finite
-from wellfed.train.step.step_passes import Computation, NoWeight, StepPasses
+from wellfed.train.step.step_passes import Computation, NoWeight
 from wellfed.train.step.totals import Totals
 
 
@@ -58,12 +60,16 @@ class TrainStep:
     run continues from a checkpoint.
 
     Args:
+        passes: computes the gradients.
         fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
+
+    Raises:
+        ConfigError: the optimizer computes gradients itself, by a closure.
     """
 
     def __init__(
         self,
-        computation: Computation,
+        passes: Computation,
         optimizer: torch.optim.Optimizer,
         fallbacks: Fallbacks,
         options: StepOptions = StepOptions(),
@@ -71,31 +77,21 @@ class TrainStep:
         totals: Totals | None = None,
         on_event: OnEvent = ignore_event,
     ) -> None:
+        _check_closure(optimizer)
         self.number = 0
         """Number of the latest step; set it when training is resumed."""
         self.was_disturbed = False
         """Whether a step compiled or was repeated, so that its time doesn't count. Reset by the reader."""
-        self.totals = totals or Totals()
-        self._checks_losses = options.on_nan != "raise"
-        self.passes = StepPasses(computation, fallbacks.micro, self.totals, checks_losses=self._checks_losses)
-        self._computation, self._model, self._ranks = computation, computation.model, computation.ranks
-        self._loss, self._precision, self._device = computation.loss, computation.precision, computation.device
+        self.passes, self.totals = passes, totals or Totals()
+        passes.micro, passes.totals = fallbacks.micro, self.totals
         self._optimizer, self._fallbacks, self._options = optimizer, fallbacks, options
-        self._on_event = on_event
-        limit = options.gradient_clip
-        self._clip = partial(clip_by_norm, optimizer, limit) if limit else None
-        self._adapts = options.goes_on(is_training=True)
-        self._repeats = options.on_oom == "retry" and self._ranks.size == 1
-        self._start = StepStart(self._model, self._device) if self._repeats or self._checks_losses else None
-        self._growth = MemoryGrowth(self._device)
-        # Shared by passes and optimizer, since an error of the passes goes through the optimizer's step around them.
-        self._attempts = oom.Attempts()
-        self._delivery: Delivery | None = None
-        self._first_loss: Tensor | None = None
-        """Loss of the current step, from the weights before it; None before its first passes."""
-        self._is_left_out = self._is_in_passes = False
+        self._on_event, self._adapts = on_event, options.goes_on(is_training=True)
+        self._repeats = options.on_oom == "retry" and passes.ranks.size == 1
+        has_start = self._repeats or options.on_nan == "skip"
+        self._start = StepStart(passes.model, passes.device) if has_start else None
+        self._growth = MemoryGrowth(passes.device)
+        self._attempt: Callable[..., Any] = _once if options.on_oom == "raise" else oom.attempt
         self._num_empty = 0
-        self._is_split_checked = False
 
     def __call__(self, delivery: Delivery) -> Tensor:
         """Makes a step on a batch; returns the loss before the step.
@@ -104,158 +100,120 @@ class TrainStep:
             OutOfMemoryExhausted: memory does not suffice, and no fallback is left.
             RestartNeeded: memory does not suffice, and the step can't be repeated in this process.
             ModelError: a step to be left out can't be undone.
-            DataError: the batch must be cut into micro-batches, or may have to be, and can't be.
+            DataError: the batch must be cut into micro-batches, and can't be.
         """
         self.number += 1
-        self._is_left_out = self._is_in_passes = False
-        if not (self._is_split_checked or delivery.is_padding):
-            self._is_split_checked = True
-            micro = self._fallbacks.micro
-            if micro.size < delivery.size or (self._adapts and micro.size > 1):
-                self._computation.prepare.check_split(delivery.batch, delivery.size)
-        self._delivery, self._first_loss = delivery, None
-        try:
-            if self._options.on_oom == "raise":
-                self._step()
-            else:
-                _, failure = self._attempts(self._step)
-                if failure is not None:
-                    raise self._end_of_step(failure)
-        except NoWeight:
-            return self._changed_nothing()
-        finally:
-            self._delivery = None  # else the batch would stay on the device
-        self.totals.commit()
-        self._growth.note(self.number)
-        if self._is_left_out:
-            self._on_event("nan", step=self.number, action="skip")
-        if self._loss.has_compiled:
-            self._loss.has_compiled, self.was_disturbed = False, True
-        return self._taken_loss()
-
-    def _taken_loss(self) -> Tensor:
-        loss, self._first_loss = self._first_loss, None
-        if loss is None:
-            name = type(self._optimizer).__name__
-            raise ModelError(
-                f"{name}.step did not call the closure that it was given, so no gradient was computed. Begin "
-                "step(self, closure=None) with: loss = closure() if closure is not None else None."
-            )
-        return loss
-
-    def _step(self) -> None:
-        """Calls the optimizer."""
-        if self._precision.scaler is None:
-            make_step(self._optimizer, self._gradients)
-        else:
-            self._precision.scaled_step(self._optimizer, self._gradients)
-        self.passes.mark((OTHER, self.passes.now_s()))
-
-    def _gradients(self) -> Tensor:
-        """Computes gradients for the optimizer, which may call it repeatedly; returns the loss."""
-        passes = self._passes_until_they_fit if self._repeats else self._run_passes
         if self._start is not None:
             self._start.is_taken = False
-        self._is_in_passes = True
-        if torch.is_grad_enabled():
-            loss = passes()
-        else:
-            with torch.enable_grad():  # an optimizer's step may disable gradients
-                loss = passes()
-        self._is_in_passes = False
-        if self._first_loss is None:
-            self._first_loss = loss
-        self.totals.hold()
-        self.passes.mark((OPTIMIZER, self.passes.now_s()))
-        if self._checks_losses:
-            self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
-            if self._is_left_out:
-                self._leave_out()
-        if self._precision.scaler is not None:
-            self._precision.unscale(self._optimizer, clips=self._clip is not None)
-        if self._clip is not None:
-            self._clip()
-        return loss
+        try:
+            loss, failure = self._attempt(self._run_passes, delivery)
+            while failure is not None:
+                self._go_back(failure)
+                loss, failure = self._attempt(self._run_passes, delivery)
+        except NoWeight:
+            return self._changed_nothing()
+        _, failure = self._attempt(self._update, loss)
+        if failure is not None:
+            raise self._restart(self._take_less(failure, f" in the optimizer's step {self.number},"), failure)
+        self.totals.commit()
+        self._growth.note(self.number)
+        if self.passes.loss.has_compiled:
+            self.passes.loss.has_compiled, self.was_disturbed = False, True
+        return loss  # type: ignore[no-any-return]
 
-    def _run_passes(self) -> Tensor:
-        assert self._delivery is not None
+    def _run_passes(self, delivery: Delivery) -> Tensor:
         if self._start is not None and not self._start.is_taken:
             self._start.take()
         try:
-            loss = self.passes(self._delivery)
+            return self.passes(delivery)
         except Exception as error:
-            self._loss.check(error)  # torch compiles a backward pass at its first call
+            self.passes.loss.explain(error)  # torch compiles a backward pass at its first call
             raise
-        self._ranks.check_gradients()
-        return loss
+
+    def _update(self, loss: Tensor) -> None:
+        """Changes the weights by their gradients, unless the step is left out."""
+        passes, optimizer, clip = self.passes, self._optimizer, self._options.gradient_clip
+        scaler = passes.precision.scaler
+        passes.mark((OPTIMIZER, passes.now_s()))
+        if self._options.on_nan == "skip" and passes.ranks.any(not self._is_finite(loss)):
+            self._leave_out()
+        if clip is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            clip_by_norm(optimizer, clip)
+        if scaler is None:
+            make_step(optimizer)
+        else:  # makes no step if a gradient is NaN or infinite
+            scaler.step(optimizer)
+            scaler.update()
+        passes.mark((OTHER, passes.now_s()))
 
     # -- out of memory ------------------------------------------------------------------------------------------------
 
-    def _passes_until_they_fit(self) -> Tensor:
-        """Makes the passes, after each memory failure with the next fallback."""
-        assert self._start is not None
-        while True:
-            loss, failure = self._attempts(self._run_passes)
-            if failure is None:
-                assert loss is not None
-                return loss
-            message = self._take_less(failure, "")
-            try:
-                self._start.restore()
-            except ModelError as error:
-                text, changes = f"{message} {error}", self._fallbacks.changes()
-                raise RestartNeeded(text, changes, failure.kind, is_suspect=failure.is_suspect) from error
+    def _go_back(self, failure: oom.MemoryFailure) -> None:
+        """Takes the next fallback, and goes back to the start of the step."""
+        message = self._take_less(failure)
+        if self._start is None or not self._repeats:
+            raise self._restart(message, failure)
+        try:
+            self._start.restore()
+        except ModelError as error:
+            raise self._restart(f"{message} {error}", failure) from error
 
-    def _end_of_step(self, failure: oom.MemoryFailure) -> OutOfMemoryExhausted:
-        """Returns the error that ends a step which can't be repeated, after taking the next fallback for a restart."""
-        where = f" on rank {self._ranks.number}" if self._ranks.size > 1 else ""
-        where += "" if self._is_in_passes else f" in the optimizer's step {self.number},"
-        message = self._take_less(failure, where)
-        return RestartNeeded(message, self._fallbacks.changes(), failure.kind, is_suspect=failure.is_suspect)
+    def _restart(self, message: str, failure: oom.MemoryFailure) -> RestartNeeded:
+        return RestartNeeded(message, self._fallbacks.changes(), failure.kind)
 
-    def _take_less(self, failure: oom.MemoryFailure, where: str) -> str:
+    def _take_less(self, failure: oom.MemoryFailure, where: str = "") -> str:
         """Frees what a failed attempt has left, and takes the next fallback; returns the failure in a sentence.
+
+        Args:
+            where: place outside of the passes, for the sentence.
 
         Raises:
             OutOfMemoryExhausted: no fallback is left, none is allowed, or memory grows with every step.
         """
-        self.passes.mark((OTHER, self.passes.now_s()))  # the time until here counts to the phase that failed
-        self.passes.forget()
+        passes, fallbacks, grown = self.passes, self._fallbacks, self._growth.describe()
+        passes.mark((OTHER, passes.now_s()))  # the time until here counts to the phase that failed
+        passes.forget()
         oom.release()
         self._on_event("oom", step=self.number, message=failure.message)
-        fallbacks, grown = self._fallbacks, self._growth.describe()
-        tried = fallbacks.tried()
-        changed = None
-        if self._adapts and not grown:
-            changed = fallbacks.step_down(None if self._is_in_passes else self._optimizer)
-        if changed is None:  # a last fallback may have run out of memory itself
-            message = f"Out of memory{where} with {fallbacks.tried()}: {failure.message}"
-            text = f"{grown} {message}" if grown else f"{message} {self._way_out(failure.kind)}"
-            raise OutOfMemoryExhausted(text, failure.kind)
-        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
-        self.was_disturbed = True
-        return f"Out of memory{where} with {tried}: {failure.message}"
-
-    def _way_out(self, kind: oom.Kind) -> str:
-        """Returns text with the largest users of memory and overrides that need less."""
-        if kind == "host_oom":
-            ways = "fewer loader.num_workers, a smaller loader.prefetch_factor, a smaller workload.model"
-            return f"It is the host's memory. Next: {ways}, or a machine with more memory."
-        features = self._computation.features()
-        parts = breakdown.bytes_by_part(self._model, [self._optimizer], features, self._ranks.bucket_bytes)
-        ahead = self._options.batches_ahead
-        return breakdown.way_out(parts, precision=self._precision.name, batches_ahead=ahead)
+        rank = f" on rank {passes.ranks.number}" if passes.ranks.size > 1 else ""
+        ran_out = f"Out of memory{rank}{where} with {fallbacks.tried()}: {failure.message}"
+        changed = fallbacks.step_down() if self._adapts and not grown else None
+        if changed is not None:
+            self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
+            self.was_disturbed = True
+            return ran_out
+        if grown:
+            raise OutOfMemoryExhausted(f"{grown} {ran_out}", failure.kind)
+        ahead, precision = self._options.batches_ahead, passes.precision.name
+        others = [f"loader.device_prefetch=0 ({ahead} batches less)"] if ahead else []
+        advice = way_out(
+            failure.kind, passes.model, [self._optimizer], passes.features(), precision=precision, others=others
+        )
+        raise OutOfMemoryExhausted(f"{ran_out} {advice}", failure.kind)
 
     # -- steps that are left out --------------------------------------------------------------------------------------
 
-    def _is_whole_step_finite(self) -> Tensor:
-        """Returns whether the loss is finite, and gradients too unless a scaler checks them. A tensor on the device."""
-        found = self.passes.losses_are_finite
-        is_finite = torch.tensor(True) if found is None else found
-        if self._precision.scaler is None:
+    def _is_finite(self, loss: Tensor) -> bool:
+        """Returns whether the loss is finite, and gradients too unless a scaler checks them. Waits for the device."""
+        is_finite = torch.isfinite(loss)
+        if self.passes.precision.scaler is None:
             gradients = [weight.grad for weight in self.passes.trained if weight.grad is not None]
             is_finite = is_finite & all_finite(gradients).to(is_finite.device)
-        return is_finite
+        return bool(is_finite)
+
+    def _leave_out(self) -> None:
+        """Keeps a step with a non-finite loss or gradient from changing weights and buffers."""
+        assert self._start is not None
+        self._start.restore_buffers()
+        for weight in self.passes.trained:
+            if self.passes.precision.scaler is not None and weight.grad is not None:
+                weight.grad.fill_(float("nan"))  # a scaler skips such a step, and fails without gradients
+            else:
+                weight.grad = None  # an optimizer skips weights without a gradient
+        self.totals.drop()
+        self._on_event("nan", step=self.number, action="skip")
 
     def _changed_nothing(self) -> Tensor:
         """Ends a step without weight, which counts but changes neither weights nor the optimizer's state."""
@@ -265,18 +223,21 @@ class TrainStep:
         self._num_empty += 1
         if self._num_empty & (self._num_empty - 1) == 0:  # only the 1st, 2nd, 4th and so on, since there may be many
             self._on_event("empty_step", step=self.number, count=self._num_empty)
-        return torch.zeros((), device=self._device)
+        return torch.zeros((), device=passes.device)
 
-    def _leave_out(self) -> None:
-        """Keeps a step with a non-finite loss or gradient from changing weights and buffers."""
-        assert self._start is not None
-        self._start.restore_buffers()
-        for weight in self.passes.trained:
-            if self._precision.scaler is not None and weight.grad is not None:
-                weight.grad.fill_(float("nan"))  # a scaler skips such a step, and fails without gradients
-            else:
-                weight.grad = None  # an optimizer skips weights without a gradient
-        self.totals.drop(held=True)
+
+def _once(work: Callable[..., Any], *arguments: Any) -> tuple[Any, None]:
+    """Makes an attempt whose memory errors are raised."""
+    return work(*arguments), None
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises a ConfigError for an optimizer whose step can't do without a closure."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        problem = f"{type(optimizer).__name__} computes the gradients of a step itself, by a closure: maybe repeatedly."
+        instead = "Take another optimizer, or train it in a LightningModule, whose Trainer passes a closure."
+        raise ConfigError.of("workload.optimizer", problem, instead)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
