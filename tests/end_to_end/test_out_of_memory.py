@@ -239,10 +239,8 @@ def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
     if on_oom == "fail":
         assert told.count("Out of memory with micro-batches of 16") == 1
     else:
-        assert told.count("Out of memory on rank 1 with micro-batches of 1") == 1
-        assert "(memory.micro_batch=8, then memory.micro_batch=4, then " in record["error"]["message"]
-        restarts = [event for event in record["events"] if event["kind"] == "restart"]
-        assert {event["step"] for event in restarts} == {4, 6}, "the ends of the second and the third epoch"
+        assert told.count("Out of memory on rank 1 with micro-batches of 16") == 1
+        assert "Start it again with memory.micro_batch=8." in record["error"]["message"]
     assert "Connection closed" not in told
 
 

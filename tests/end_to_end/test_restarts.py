@@ -34,14 +34,14 @@ def fed(): return Datasets(Rows(), Rows())
 
 class Hungry(pl.LightningModule):
     """Needs 12 MiB a sample, and from the sixth step on 16, where it trains on a card."""
-    def __init__(self, room=16, dropout=0.0):
+    def __init__(self, room=16, since=5, dropout=0.0):
         super().__init__()
-        self.room = room
+        self.room, self.since = room, since
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 1))
     def training_step(self, batch, batch_idx):
         x, y, names = batch["x"], batch["y"], batch["name"]
         assert len(x) == len(names)
-        if not x.is_cuda and self.global_step >= 5 and len(x) > self.room:
+        if not x.is_cuda and self.global_step >= self.since and len(x) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         loss = 0
         for _ in range(1 if self.global_step < 5 or not x.is_cuda else 2):
@@ -57,7 +57,7 @@ class Hungry(pl.LightningModule):
 def full(): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
 
 class Plain(nn.Module):
-    """Finds no memory for more than `room` samples from a call on, on rank 1 alone."""
+    """Finds no memory for more than `room` samples from a call on, on rank 1 of several alone."""
     def __init__(self, room=16, since=0, dropout=0.0):
         super().__init__()
         self.room, self.since, self.calls = room, since, 0
@@ -66,18 +66,18 @@ class Plain(nn.Module):
         x = batch["x"]
         if self.training:
             self.calls += 1
-            if os.environ.get("LOCAL_RANK") == "1" and len(x) > self.room and self.calls >= self.since: full()
+            if os.environ.get("LOCAL_RANK", "1") == "1" and len(x) > self.room and self.calls >= self.since: full()
         return (self.net(x)[:, 0] - batch["y"]).square().mean()
 
 class HalfDone(torch.optim.SGD):
-    """Changes a weight in a step on rank 1, once in a folder, and finds no memory then."""
+    """Changes a weight in a step, on rank 1 of several, once in a folder, and finds no memory then."""
     def __init__(self, parameters, fails_at=0, **settings):
         super().__init__(parameters, **settings)
         self.steps, self.fails_at = 0, fails_at
     def step(self, closure=None):
         loss = None if closure is None else closure()
         self.steps += closure is not None
-        is_time = self.steps == self.fails_at and os.environ.get("LOCAL_RANK") == "1"
+        is_time = self.steps == self.fails_at and os.environ.get("LOCAL_RANK", "1") == "1"
         if is_time and closure is not None and not os.path.exists("failed"):
             open("failed", "w").close()
             with torch.no_grad(): self.param_groups[0]["params"][0].add_(1.0)
@@ -117,7 +117,7 @@ def trained(user: Path, folder: str, *overrides: str, **more: str) -> tuple[Done
     often = ("trainer.max_epochs=2", "trainer.checkpoint_every_steps=3")
     done = train_own(user, "hungry", *often, *overrides, cwd=cwd, **more)
     assert "Traceback" not in done.err, done.text[-3000:]
-    return done, run_folders(cwd, "hungry")[-1]
+    return done, (run_folders(cwd, "hungry") or [cwd / "typed"])[-1]
 
 
 def seen(user: Path, folder: str) -> list[tuple[int, list[str]]]:
@@ -139,7 +139,7 @@ def check_restart(folder: Path) -> None:
     (event,) = (event for event in record["events"] if event["kind"] == "restart")
     assert (event["step"], Path(event["checkpoint"]).name) == (3, "last.ckpt")
     assert {"memory.micro_batch": 8, "memory.accumulate": 2}.items() <= event["changes"].items()
-    assert record["plan"]["memory.micro_batch"]["value"] == 8
+    assert (record["plan"]["memory.micro_batch"]["value"], record["plan"]["memory.accumulate"]["value"]) == (8, 2)
     assert "ceiling_failed" not in {event["kind"] for event in record["events"]}
     steps = [line.split(",")[:1] + line.split(",")[4:6] for line in (folder / "steps.csv").read_text().splitlines()[1:]]
     assert steps[:3] == [[str(step), "16", "1"] for step in (1, 2, 3)]
@@ -154,7 +154,7 @@ def test_a_guest_that_finds_no_room_on_its_card(user: Path, fake_cuda: FakeCuda)
     done, folder = trained(user, "small", *settings, **fake_cuda.environment(cards=1, mib=240))
     assert done.code == 0, done.text[-3000:]
     check_restart(folder)
-    assert "Restarting from last.ckpt of step 3 with memory.micro_batch=8 memory.accumulate=2" in done.out
+    assert "Restarting from last.ckpt with memory.micro_batch=8 memory.accumulate=2" in done.out
     expected, parts = by_step(seen(user, "large")), seen(user, "small")
     again = parts[6:]  # four whole steps, the end of an epoch, and one whose backward pass found no memory
     assert {len(names) for _, names in again} == {8, 4}
@@ -181,6 +181,43 @@ def test_a_restart_is_what_would_have_been_typed(user: Path) -> None:
     done, typed = trained(user, "typed", *settings, resume, "trainer.max_steps=null", "memory.accumulate=2")
     assert done.code == 0, done.text[-3000:]
     for name, value in weights_of(typed).items():
+        assert torch.equal(weights_of(folder)[name], value), name
+
+
+@pytest.mark.slow
+def test_without_a_checkpoint_a_guest_starts_again_in_its_folder(user: Path) -> None:
+    settings = ("trainer.accelerator=cpu", "logger=csv")
+    done, whole = trained(user, "whole", *settings)
+    assert done.code == 0, done.text[-3000:]
+    done, folder = trained(user, "again", *settings, "+workload.model.room=4", "+workload.model.since=1")
+    assert done.code == 0, done.text[-3000:]
+    assert done.out.count("No checkpoint yet: starting again with memory.micro_batch=") == 2
+    assert [each.name for each in run_folders(user / "again", "hungry")] == [folder.name]
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", STEPS, 144)
+    events = [event for event in record["events"] if event["kind"] in ("oom", "restart")]
+    assert [event["kind"] for event in events] == ["oom", "restart"] * 2
+    assert [event["changes"]["memory.accumulate"] for event in events[1::2]] == [2, 4]
+    assert all((event["checkpoint"], event["step"]) == (None, 0) for event in events[1::2])
+    with (folder / "steps.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
+    for name, value in weights_of(whole).items():
+        torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_plain_run_goes_back_where_an_optimizer_has_changed_a_part(user: Path) -> None:
+    """In the optimizer's step 5, back to the checkpoint of step 3, bit for bit, in a folder that was typed."""
+    alone = (*PLAIN[:-3], "trainer.accelerator=cpu", "++workload.optimizer.foreach=true", "hydra.run.dir=typed")
+    done, folder = trained(user, "failing", *alone, "++workload.optimizer.fails_at=5")
+    assert done.code == 0, done.text[-3000:]
+    assert (restart_of(folder)["step"], restart_of(folder)["changes"]) == (3, {"workload.optimizer.foreach": False})
+    assert [event["kind"] for event in record_of(folder)["events"] if event["kind"] in ("oom", "ladder")] == [
+        *("oom", "ladder")
+    ]
+    done, whole = trained(user, "whole", *alone)
+    assert done.code == 0, done.text[-3000:]
+    for name, value in weights_of(whole).items():
         assert torch.equal(weights_of(folder)[name], value), name
 
 
@@ -228,7 +265,7 @@ PLAIN = (
             3,
             "workload.optimizer.foreach=false",
         ),
-        # In the first step: from the beginning, in a new folder.
+        # In the first step: from the beginning, in the same folder.
         (("++workload.model.room=4", "hydra.run.dir=typed"), 0, "memory.micro_batch=4"),
     ],
 )

@@ -31,20 +31,6 @@ def recorded(folder):
     return json.loads((folder / "run.json").read_text())
 
 
-@pytest.mark.parametrize(("waits", "rank"), [((0.1, 0.05), None), ((0.1, 0.4, 0.2), 1), ((), None)])
-def test_another_rank_that_waits_longest_is_in_the_record(tmp_path, waits, rank):
-    books = books_of(tmp_path)
-    for of_all in ((0.1, 0.2), waits):  # earlier figures are forgotten
-        of_ranks = [
-            {"rank": number, "node": number, "wait_frac": wait, "readiness_frac": 1 - wait, "compute_frac": 0.0}
-            for number, wait in enumerate(of_all)
-        ]
-        books.of_ranks(of_ranks)
-    assert books.record.ranks == of_ranks
-    longest = books.record.loading.get("longest_wait")
-    assert longest == (None if rank is None else {**longest, "rank": rank, "wait_frac": waits[rank]})
-
-
 def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):
     books = books_of(tmp_path)
     books.stepped(3, 0.5, 12)

@@ -16,13 +16,12 @@ from wellfed.config.compose import compose
 from wellfed.errors import EXIT_OUT_OF_MEMORY, RestartNeeded
 from wellfed.ranks import lightnings_launch
 from wellfed.record.entries import RunRecord
-from wellfed.run import stages
+from wellfed.run import restart, stages
 from wellfed.run.folder.log import log_file
 from wellfed.run.folder.run_folder import RunFolder
 from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.coordination import OtherRanks
-from wellfed.run.ranks.exchange import Exchange
-from wellfed.run.restart import RestartOfRanks
+from wellfed.run.restart import Restarts
 from wellfed.run.screen import Terminal
 
 
@@ -38,6 +37,7 @@ class Training(stages.Run):
 def start(tmp_path: Path) -> Any:
     return SimpleNamespace(
         rank=0,
+        restarts=Restarts(),
         is_trial=False,
         folder=RunFolder(tmp_path, is_new=True),
         console=Terminal(quiet=True),
@@ -53,13 +53,15 @@ def start(tmp_path: Path) -> Any:
 
 
 class RunsOut(stages.Run):
-    """A run of two ranks that runs out of memory."""
+    """A run that runs out of memory, alone or of two ranks."""
+
+    ranks: Any = None
 
     def _stages(self) -> None:
         self._started()
-        self._others.exchange = cast(Exchange, Ranks())
+        self._others.exchange = self.ranks
         passes = SimpleNamespace(fit=self._fails)
-        self._fit(cast(Any, passes), None, cast(Any, None))
+        self._fit(cast(Any, passes), None)
 
     def _fails(self, *_: object) -> None:
         raise RestartNeeded("Out of memory", {"memory.micro_batch": 4})
@@ -96,6 +98,7 @@ def test_a_trained_run_ends_as_ever_without_a_terminal(start: Any, monkeypatch: 
     assert RunRecord.read(start.folder.path).status == "failed"
 
 
+@pytest.mark.parametrize("has_ranks", [False, True])
 @pytest.mark.parametrize(
     ("argv", "number", "times", "is_restarted"),
     [
@@ -115,16 +118,20 @@ def test_only_the_command_of_one_run_is_restarted_and_not_for_ever(
     number: Any,
     times: str,
     is_restarted: bool,
+    has_ranks: bool,
 ) -> None:
     asked = []
-    monkeypatch.setattr(RestartOfRanks, "ask", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(restart, "ask", lambda folder, reason: asked.append(reason))
+    monkeypatch.setattr(Restarts, "now", lambda self, folder, reason: asked.append(reason))
+    monkeypatch.setattr(RunsOut, "ranks", Ranks() if has_ranks else None)
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setenv("WELLFED_RESTARTS", times)
+    start.restarts = Restarts()
     hydra = start.composed._hydra
     start.composed = replace(start.composed, _hydra={**hydra, "job": {**hydra["job"], "num": number}})
     assert RunsOut(start).go() == EXIT_OUT_OF_MEMORY
     assert bool(asked) is is_restarted
-    advice = "Out of memory. Start all ranks again with memory.micro_batch=4."
+    advice = "Out of memory. Start it again with memory.micro_batch=4."
     assert (advice in capsys.readouterr().err) is not is_restarted
 
 

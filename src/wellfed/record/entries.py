@@ -243,15 +243,6 @@ class SwingEntry(TypedDict):
     """Settings that imply the period, in words; None = no setting does."""
 
 
-class LongestWaitEntry(TypedDict):
-    """The rank that waited longest for data, with figures as in `TimeEntry`; ``readiness_frac`` is rank 0's."""
-
-    rank: int
-    node: int
-    wait_frac: float
-    readiness_frac: float
-
-
 class RankEntry(TypedDict, total=False):
     """Latest figures of one of several ranks. Shares are as in `TimeEntry`."""
 
@@ -271,8 +262,6 @@ class RankEntry(TypedDict, total=False):
     """Name of its machine."""
     steps: int
     """Steps behind the figures."""
-    phase_steps: int | None
-    """Steps of these whose phases were timed, as in `TimeEntry`."""
     parameter_values: int
     """Trained values of its part of a watched script's model."""
     samples: float | None
@@ -289,25 +278,17 @@ class RankEntry(TypedDict, total=False):
     """Half the 95 % interval of its mean wait, copy and host time together."""
     work_half_ms: float | None
     """The same with forward pass and optimizer: own work of a rank, in which it waits for no other one."""
-    launch_ms: float | None
-    """Median time that the host took to launch a step; None on a CPU."""
     build_ms: float | None
     """Mean time to build a batch, in any process."""
-    build_cpu_frac: float | None
-    """CPU time over wall time of building."""
     core_wait_frac: float | None
     """Share of training, from the end of its first step, in which its training thread was ready but had no core.
 
-    Validations, checkpoints and other pauses count, here and in the next three figures.
+    Validations, checkpoints and other pauses count, here and in the next two figures.
     """
     cores: float | None
     """Mean cores that this process and its data workers kept busy in that time."""
-    machine_cores: float | None
-    """Mean cores of its machine that any process kept busy in that time."""
     iowait_cores: float | None
     """Mean cores of its machine that were idle and waited for a disk in that time."""
-    host_cores: int
-    """Cores of its machine."""
     cpu_quota_cores: float | None
     """Cores that it may use, by affinity and cgroup."""
 
@@ -328,8 +309,6 @@ class LoadingEntry(TypedDict, total=False):
     """Whether the data returns whole batches (``fetch``)."""
     most_workers: int
     """Maximum number of workers that can share a stream; absent = unlimited."""
-    longest_wait: LongestWaitEntry
-    """Set if another rank than rank 0 made the others wait."""
 
 
 class SynchronisationEntry(TypedDict):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -22,7 +22,7 @@ from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.observe.telemetry.series import Sample
 from wellfed.observe.timing.wall import Wall
 from wellfed.plan.run_plan import RunPlan
-from wellfed.record.entries import LongestWaitEntry, PhaseEntry, RankEntry, RunRecord
+from wellfed.record.entries import PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
 from wellfed.run.gpu_monitor import Usage, gpus_to_watch
@@ -88,29 +88,11 @@ class Bookkeeper:
     def resumed_after(self, step: int, epochs: float, *, in_place: bool) -> None:
         """Records a resume. In the run's own folder it also cuts the tables back to the checkpoint."""
         self.record.steps, self.record.epochs = step, epochs
-        self._forget_ranks()
+        self.record.ranks = []  # of an earlier attempt, which may have been others
         if in_place:
             self.opener.resumed_at = step
             self.journal.cut_after(step)
             self.record.samples = self.journal.samples_written()
-
-    def restarted_at(self, step: int, epochs: float, began_s: float) -> None:
-        """Cuts record and tables back to a step, from which training restarts.
-
-        Args:
-            began_s: start of training in this process, by the run's clock. The checkpoint may be older.
-        """
-        record = self.record
-        saved_s = [one["time_s"] for one in record.events if (one["kind"], one["step"]) == ("checkpoint", step)]
-        self.progress.step, record.steps, record.epochs = step, step, epochs
-        self.journal.rewind(step, max([began_s, *saved_s]))
-        record.samples = self.journal.samples_written()
-        self._forget_ranks()
-
-    def _forget_ranks(self) -> None:
-        """Removes the figures of ranks of an earlier attempt, which may have been others."""
-        self.record.ranks = []
-        self.record.loading.pop("longest_wait", None)
 
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
         """Opens the chosen loggers. If one fails, the files still have every metric."""
@@ -160,14 +142,8 @@ class Bookkeeper:
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
 
     def of_ranks(self, ranks: Sequence[RankEntry]) -> None:
-        """Records the figures of all ranks, and which rank waited longest for data if that is not rank 0."""
+        """Records the figures of all ranks."""
         self.record.ranks = list(ranks)
-        self.record.loading = {**self.record.loading}
-        self.record.loading.pop("longest_wait", None)  # of earlier figures
-        longest = max(ranks, key=lambda one: one["wait_frac"], default=None)
-        if longest is not None and longest["rank"] > 0:
-            kept = {name: value for name, value in longest.items() if name in LongestWaitEntry.__annotations__}
-            self.record.loading["longest_wait"] = cast(LongestWaitEntry, kept)
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Records the progress of training; ``samples`` are those of this step."""

@@ -1,178 +1,147 @@
-"""Restarts with less memory from the last checkpoint, after an out-of-memory error in a step that can't be repeated.
+"""Restarts a run with less memory from its last checkpoint, after an out-of-memory error in a step that can't be
+repeated.
 
-One process makes data, model, optimizer and loaders anew, as in a resumed run (`Restarts`). Ranks that wait in a
-collective can't do so. Rank 0, which has started the others, ends them and replaces itself by the same command
-(`RestartOfRanks`).
+The process replaces itself by the same command with ``resume=<run folder>`` and the changes, which frees all that it
+held. Several ranks wait in a collective, so rank 0, which has started the others, ends them and then does the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from wellfed.command_line import is_started_by
+from wellfed.config.compose import Composed
 from wellfed.config.quoting import assigned
-from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded
-from wellfed.plan.run_plan import Decided, RunPlan, Section
-from wellfed.ranks import INVITATION, largest_share
+from wellfed.errors import EXIT_OUT_OF_MEMORY, RestartNeeded
+from wellfed.ranks import INVITATION
 from wellfed.record.entries import RunRecord
 from wellfed.run.folder.resume import latest_checkpoint
-from wellfed.train.loop.place import own_command
-from wellfed.units import counted
+from wellfed.run.folder.run_folder import RunFolder
 
 MOST_RESTARTS = 12
 """Maximum number of restarts of a run: eight halve a batch of 256, four take the other fallbacks."""
 _FILE, _REASON, _TIMES = ".restart.json", "WELLFED_RESTART", "WELLFED_RESTARTS"
 """File in the run folder with which a rank asks for a restart; environment variables of the restarted command. The last
 has the number of restarts, and reaches its other ranks too."""
+_OF_MEMORY = ("oom", "step_down", "ladder", "restart")
 _POLL_S, _WAIT_S = 0.5, 60.0
 
 
 class Restarts:
-    """Restarts of a run of one process, with the changes for each."""
+    """Restarts of a run by its own command. Make it before anything changes environment or working directory."""
 
-    def __init__(self, folder: Path, began_with: Path | None) -> None:
-        """``began_with``: checkpoint of any run that the run started from; None = it began without one."""
-        self._folder, self._began_with = folder, began_with
-        self._tried: list[str] = []
-
-    def checkpoint_for(self, needed: RestartNeeded) -> Path | None:
-        """Returns the checkpoint to restart from; None = from the beginning.
-
-        Raises:
-            OutOfMemoryExhausted: the run was restarted too often.
-        """
-        if len(self._tried) == MOST_RESTARTS:
-            raise OutOfMemoryExhausted(f"{needed} {self._history()}, and is not again.", needed.kind)
-        self._tried.append(show_changes(needed.changes))
-        return latest_checkpoint(self._folder) or self._began_with
-
-    def add_to(self, error: OutOfMemoryExhausted) -> None:
-        """Adds the restarts so far to the message of the error that ends the run."""
-        if self._tried:
-            error.args = (f"{error} {self._history()}.",)
-
-    def _history(self) -> str:
-        return f"The run has been restarted {counted(len(self._tried), 'time')} ({', then '.join(self._tried)})"
-
-
-class RestartOfRanks:
-    """Restart of ranks that rank 0 has started. Make it before they start, since their environment is rank 0's too."""
-
-    def __init__(self, folder: Path) -> None:
-        """``folder``: the run folder, in which any rank asks for a restart."""
-        self._folder = folder
-        self._environ = {name: value for name, value in os.environ.items() if name != INVITATION}
+    def __init__(self) -> None:
+        self.reason: dict[str, Any] | None = json.loads(os.environ.pop(_REASON, "null"))
+        """Why this command was restarted: ``because``, ``changes`` and ``events``; None = it was not."""
         self.times = int(os.environ.get(_TIMES, "0"))
         """Restarts so far."""
+        self._environ = {name: value for name, value in os.environ.items() if name != INVITATION}
+        self._working = Path.cwd()
 
-    def listen(self) -> None:
-        """Restarts all ranks as soon as one asks for it. A thread does, since rank 0 may wait in a collective."""
-        threading.Thread(target=self._listen, name="wellfed-restart", daemon=True).start()
-
-    def ask(self, needed: RestartNeeded, rank: int, events: Sequence[Mapping[str, Any]]) -> None:
-        """Asks rank 0 for a restart, which ends this process. Returns if rank 0 does not answer.
+    def why_not(self, needed: RestartNeeded, composed: Composed[Any], *, is_own: bool) -> str | None:
+        """Returns why this run is not restarted, or what the user does instead; None if it may be.
 
         Args:
-            events: those of this rank's record. The last `oom`, and what followed, go to the restarted run.
+            is_own: this run has started its ranks itself.
         """
-        began = max((at for at, event in enumerate(events) if event["kind"] == "oom"), default=len(events))
-        reason = {
-            "because": str(needed),
-            "changes": needed.changes,
-            "events": [{**event, "rank": rank} for event in events[began:]],
-        }
-        written = self._folder / f"{_FILE}.{os.getpid()}"
-        written.write_text(json.dumps(reason), encoding="utf-8")
-        written.replace(self._folder / _FILE)
-        time.sleep(_WAIT_S)
+        if is_own and is_started_by("train") and not composed.is_job_of_many and self.times < MOST_RESTARTS:
+            return None
+        settings = f" with {show_changes(needed.changes)}" if needed.changes else ""
+        before = f" It has been restarted {self.times} times." if self.times else ""
+        return f"Start it again{settings}.{before}"
 
-    def _listen(self) -> None:
-        file = self._folder / _FILE
-        while not file.exists():
-            time.sleep(_POLL_S)
-        time.sleep(_POLL_S)  # rank 0 may be writing a checkpoint
-        reason = file.read_text(encoding="utf-8")
-        file.unlink()
-        changes, checkpoint = json.loads(reason)["changes"], latest_checkpoint(self._folder)
+    def listen(self, folder: RunFolder) -> None:
+        """Restarts all ranks as soon as one asks for it. A thread does, since rank 0 may wait in a collective."""
+
+        def wait() -> None:
+            file = folder.path / _FILE
+            while not file.exists():
+                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # rank 0 may be writing a checkpoint
+            reason = json.loads(file.read_text(encoding="utf-8"))
+            file.unlink()
+            self.now(folder, reason)
+
+        threading.Thread(target=wait, name="wellfed-restart", daemon=True).start()
+
+    def now(self, folder: RunFolder, reason: dict[str, Any]) -> None:
+        """Ends this process and those that it has started, and begins the same command again.
+
+        Args:
+            reason: what `reason_of` returns.
+        """
+        import psutil
+
+        from wellfed.train.loop.place import own_command
+
+        changes, checkpoint = reason["changes"], latest_checkpoint(folder.path)
         where = "No checkpoint yet: starting again" if checkpoint is None else f"Restarting from {checkpoint.name}"
-        print(f"{json.loads(reason)['because']}\n{where} with {show_changes(changes)}", flush=True)
+        print(f"{reason['because']}\n{where} with {show_changes(changes)}", flush=True)
+        record = RunRecord.read(folder.path)
         # A resume refuses a run whose process, which is this one, is alive.
-        replace(RunRecord.read(self._folder), status="oom", exit_code=EXIT_OUT_OF_MEMORY).write(self._folder)
+        replace(record, status="oom", exit_code=EXIT_OUT_OF_MEMORY).write(folder.path)
         for child in psutil.Process().children(recursive=True):
             child.kill()
-        words = words_again(own_command(), changes, None if checkpoint is None else self._folder)
-        os.execve(sys.executable, words, {**self._environ, _REASON: reason, _TIMES: str(self.times + 1)})
+        if checkpoint is None:
+            reason["events"] = [each for each in record.events if each["kind"] in _OF_MEMORY] + reason["events"]
+            if folder.is_new:
+                shutil.rmtree(folder.path, ignore_errors=True)
+        words = words_again(own_command(), changes, folder, resumes=checkpoint is not None)
+        os.chdir(self._working)
+        environ = {**self._environ, _REASON: json.dumps(reason), _TIMES: str(self.times + 1)}
+        os.execve(sys.executable, words, environ)
 
 
-def words_again(words: list[str], changes: Mapping[str, object], folder: Path | None) -> list[str]:
+def ask(folder: Path, reason: Mapping[str, Any]) -> None:
+    """Asks rank 0, which listens, for a restart. That ends this process. Returns if rank 0 does not answer."""
+    written = folder / f"{_FILE}.{os.getpid()}"
+    written.write_text(json.dumps(reason), encoding="utf-8")
+    written.replace(folder / _FILE)
+    time.sleep(_WAIT_S)
+
+
+def reason_of(needed: RestartNeeded, events: Sequence[Mapping[str, Any]] = (), **about: int) -> dict[str, Any]:
+    """Returns what the restarted command gets to know, as JSON can hold it.
+
+    Args:
+        events: those of a rank's record, which rank 0's does not have. The last `oom`, and what followed, are kept.
+        about: more facts for each event.
+    """
+    began = max((at for at, event in enumerate(events) if event["kind"] == "oom"), default=len(events))
+    kept = [{**event, **about} for event in events[began:]]
+    return {"because": str(needed), "changes": needed.changes, "events": kept}
+
+
+def words_again(words: list[str], changes: Mapping[str, object], folder: RunFolder, *, resumes: bool) -> list[str]:
     """Returns the words of a command that makes the same training with changes.
 
     Args:
-        folder: run that it resumes; None = it begins a run, in a new folder, since a typed one holds this run.
+        folder: of the run so far. The new one resumes it, or begins in it if it was new, else in another one.
     """
-    if "memory.micro_batch" in changes:
-        changes = {**changes, "memory.accumulate": "null"}
-    more = [f"++{show_changes({knob: value})}" for knob, value in changes.items()]
-    left_out = {*changes, *(["hydra.run.dir"] if folder is None else ["resume", "rerun"])}
-    if folder is not None:
-        more.append(assigned("resume", str(folder)))
+    asked = dict(changes)
+    if "memory.accumulate" in asked:  # of a LightningModule, whose samples may be unknown
+        asked["memory.micro_batch"] = "null"
+    elif "memory.micro_batch" in asked:
+        asked["memory.accumulate"] = "null"
+    more = [f"++{show_changes({knob: value})}" for knob, value in asked.items()]
+    left_out = {*asked, "hydra.run.dir"}
+    if resumes:
+        left_out |= {"resume", "rerun"}
+        more.append(assigned("resume", str(folder.path)))
+    elif folder.is_new:
+        more.append(assigned("hydra.run.dir", str(folder.path)))
     return [*(word for word in words if word.lstrip("+").partition("=")[0] not in left_out), *more]
-
-
-def reason_of_restart() -> dict[str, Any] | None:
-    """Returns why another process has restarted this command, once: ``because``, ``changes`` and ``events`` of the rank
-    that asked; None = it did not."""
-    reason = os.environ.pop(_REASON, None)
-    return None if reason is None else json.loads(reason)
 
 
 def show_changes(changes: Mapping[str, object]) -> str:
     """Returns changes as overrides to type."""
     return " ".join(f"{knob}={str(value).lower()}" for knob, value in changes.items())
-
-
-def with_changes(
-    config: RunConfig, plan: RunPlan, changes: Mapping[str, object], why: str
-) -> tuple[RunConfig, RunPlan]:
-    """Returns configuration and plan with other values of some knobs, in the plan if it has the knob.
-
-    Args:
-        why: reason of these values in the plan.
-    """
-    changes = dict(changes)
-    if "memory.micro_batch" in changes:
-        samples = largest_share(plan.workload.effective_batch_size, plan.trainer.world_size)
-        changes.setdefault("memory.accumulate", largest_share(samples, int(str(changes["memory.micro_batch"]))))
-    sections = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    planned = {one.group: (name, one) for name, one in sections.items() if isinstance(one, Section)}
-    for dotted, value in changes.items():
-        group, _, knob = dotted.partition(".")
-        name, section = planned.get(group, ("", None))
-        if section is not None and knob in section.reasons:
-            section = section.but(**{knob: Decided(value, why, "measured")})
-            planned[group] = name, section
-            plan = replace(plan, **{name: section})  # type: ignore[arg-type]
-        else:
-            config = _changed(config, dotted.split("."), value)
-    return config, plan
-
-
-def _changed(node: Any, path: list[str], value: object) -> Any:
-    """Returns a copy with another value at a path through dataclasses and mappings."""
-    if not path:
-        return value
-    name, *rest = path
-    if is_dataclass(node) and not isinstance(node, type):
-        return replace(node, **{name: _changed(getattr(node, name), rest, value)})
-    inner = {} if node is None else dict(node)
-    return {**inner, name: _changed(inner.get(name), rest, value)}

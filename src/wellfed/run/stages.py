@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,27 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wellfed.command_line import is_started_by
-from wellfed.config.schema import OnOom
-from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
+from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
-from wellfed.observe.machine_facts import MachineFacts
 from wellfed.plan.run_plan import RunPlan
 from wellfed.process import EXIT_TIME_LIMIT
 from wellfed.ranks import launched, own_local_rank, requeue
-from wellfed.run import screen
+from wellfed.run import restart, screen
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.folder.checkpoint_file import RESUMED, WAY_OUT, load_checkpoint
+from wellfed.run.folder.checkpoint_file import RESUMED, load_checkpoint
 from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes.choice import make_passes
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun
-from wellfed.run.restart import MOST_RESTARTS, RestartOfRanks, Restarts, reason_of_restart, show_changes, with_changes
 from wellfed.train.memory import oom
-from wellfed.units import counted, for_stream, show_text
+from wellfed.units import for_stream, show_text
 
 if TYPE_CHECKING:
     from wellfed.run.passes.guest_passes import GuestPasses
@@ -56,9 +52,8 @@ class Run:
         earlier_s = start.record.duration_s + time.monotonic() - start.began_s
         self._books = Bookkeeper(start.record, self._folder, start.composed.config, earlier_s=earlier_s)
         target = start.target and replace(start.target, checkpoint=start.target.checkpoint.resolve())
-        shared = start.shared or SharedRun(start.composed, target, start.folder.path.resolve())
-        self._others = OtherRanks(self._rank, shared, start.exchange)
-        self._again = RestartOfRanks(shared.folder)
+        self._shared = start.shared or SharedRun(start.composed, target, start.folder.path.resolve())
+        self._others = OtherRanks(self._rank, self._shared, start.exchange)
         self._passes: GuestPasses | PlainPasses | None = None
         self._has_trained = False
 
@@ -102,7 +97,8 @@ class Run:
         facts = machine(torch_cuda())
         record.machine = facts.entry()
         books.passed("imports_s")
-        _prepare_machine(facts)
+        # torch counts the host's cores; threads beyond the quota would wait for one another.
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         with self._others.in_turn():
             planner = Planner.start(start.composed, facts, start.parts)
         books.passed("data_s")
@@ -110,7 +106,9 @@ class Run:
         if plan.device.enforce and plan.device.memory_gib is not None:
             # Lightning has not chosen the rank's card yet.
             oom.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
-        passes = self._make_passes(planner, plan)
+        # A trial may not adapt: a smaller step is not the setting to measure.
+        about = {"rank": self._rank, "may_adapt": not self._is_trial, "others": self._others}
+        self._passes = passes = make_passes(planner.config, planner.parts, plan, books, **about)
         checkpoint = None if start.target is None else self._resume_from(start.target, passes)
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
             books.open_loggers(start.composed, plan)
@@ -124,25 +122,7 @@ class Run:
                 passes.measure(start.composed.config.sweep.trial_steps, start.stop, self._started)
                 usage.stop()
                 return
-            restarts, began_s = Restarts(self._folder, checkpoint), books.journal.time_s()
-            if (reason := reason_of_restart()) is not None:
-                for event in reason.pop("events"):
-                    books.journal.event(**{name: value for name, value in event.items() if name != "time_s"})
-                name = None if checkpoint is None else str(checkpoint)
-                books.journal.event("restart", step=record.steps, checkpoint=name, **reason)
-            if self._restarts_ranks and self._rank == 0:
-                self._again.listen()
-            while (needed := self._fit(passes, checkpoint, restarts)) is not None:
-                checkpoint = restarts.checkpoint_for(needed)
-                passes.close()
-                self._passes = start.parts = None
-                first = passes.figures.first
-                del passes, planner  # frees everything that the training has made
-                oom.release()
-                planner, plan = self._start_again(needed, facts, plan)
-                passes = self._make_passes(planner, plan)
-                passes.figures.first.update(first)
-                self._restarted(needed, passes, checkpoint, began_s)
+            self._fit(passes, checkpoint)
             if not self._has_trained:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
             usage.stop()
@@ -152,66 +132,30 @@ class Run:
                 books.ceiling(passes.ceiling.measure(self._console))
             passes.check_saved()
 
-    def _make_passes(self, planner: Planner, plan: RunPlan) -> GuestPasses | PlainPasses:
-        # A trial may not adapt: a smaller step is not the setting to measure.
-        about = {"rank": self._rank, "may_adapt": not self._is_trial, "others": self._others}
-        self._passes = make_passes(planner.config, planner.parts, plan, self._books, **about)
-        return self._passes
-
-    def _fit(
-        self, passes: GuestPasses | PlainPasses, checkpoint: Path | None, restarts: Restarts
-    ) -> RestartNeeded | None:
-        """Trains. Returns the changes for a restart if memory ran out in a step that can't be repeated."""
-        start = self._start
+    def _fit(self, passes: GuestPasses | PlainPasses, checkpoint: Path | None) -> None:
+        """Trains. If memory runs out in a step that can't be repeated, the run is restarted if it may be."""
+        start, books, exchange = self._start, self._books, self._others.exchange
+        if (reason := start.restarts.reason) is not None:
+            for event in reason["events"]:
+                books.journal.event(**{name: value for name, value in event.items() if name != "time_s"})
+            why = {name: reason[name] for name in ("because", "changes")}
+            books.journal.event("restart", checkpoint=checkpoint and str(checkpoint), **why)
+            books.journal.save()
+        may_restart = exchange is None or exchange.launch.by == "Lightning"
+        if may_restart and exchange is not None and self._rank == 0:
+            start.restarts.listen(start.folder)
         try:
             passes.fit(self._console, start.stop, checkpoint, self._started, start.pruner)
         except RestartNeeded as needed:
-            if start.composed.config.memory.on_oom is not OnOom.retry:
-                raise
-            if self._others.exchange is not None:
-                if not self._restarts_ranks:
-                    how = f" with {show_changes(needed.changes)}" if needed.changes else ""
-                    text = f"{str(needed).removesuffix('.')}. Start all ranks again{how}."
-                    if self._again.times:
-                        text += f" They have been restarted {counted(self._again.times, 'time')}."
-                    raise OutOfMemoryExhausted(text, needed.kind) from None
-                self._again.ask(needed, self._rank, self._books.record.events)
-                raise
-            needed.__context__ = None
-            return needed.with_traceback(None)  # the frames hold tensors of the failed step
-        except OutOfMemoryExhausted as error:
-            restarts.add_to(error)
+            if advice := start.restarts.why_not(needed, start.composed, is_own=may_restart):
+                raise OutOfMemoryExhausted(f"{str(needed).removesuffix('.')}. {advice}", needed.kind) from None
+            if exchange is None:
+                books.journal.sink.finish({}, EXIT_OUT_OF_MEMORY)
+                books.journal.save()
+                start.restarts.now(start.folder, restart.reason_of(needed))
+            else:
+                restart.ask(self._shared.folder, restart.reason_of(needed, books.record.events, rank=self._rank))
             raise
-        return None
-
-    @property
-    def _restarts_ranks(self) -> bool:
-        """Whether this run has started its other ranks itself, by a command of this one run that can be started again
-        from here, and not too often."""
-        exchange, composed = self._others.exchange, self._start.composed
-        if exchange is None or exchange.launch.by != "Lightning" or self._again.times >= MOST_RESTARTS:
-            return False
-        return is_started_by("train") and not (composed.is_job_of_many or composed.changes_folder)
-
-    def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
-        start = self._start
-        config, plan = with_changes(start.composed.config, plan, needed.changes, str(needed))
-        start.composed = replace(start.composed, config=config)
-        self._books.planned(plan)
-        return Planner.start(start.composed, facts), plan
-
-    def _restarted(
-        self, needed: RestartNeeded, passes: GuestPasses | PlainPasses, checkpoint: Path | None, began_s: float
-    ) -> None:
-        """Cuts record and tables back to the restart's step, and reports the restart."""
-        step, epochs = (0, 0.0) if checkpoint is None else _progress_at(self._load(checkpoint), passes)
-        self._books.restarted_at(step, epochs, began_s)
-        facts = {"checkpoint": checkpoint and str(checkpoint), "because": str(needed), "changes": needed.changes}
-        self._books.journal.event("restart", step=step, **facts)
-        where = "No checkpoint yet: starting again"
-        if checkpoint is not None:
-            where = f"Restarting from {checkpoint.name} of step {step}"
-        self._console.print(f"{needed}\n{where} with {show_changes(needed.changes)}", soft_wrap=True)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         notes, target = planner.parts.data.notes, self._start.target
@@ -229,14 +173,10 @@ class Run:
 
     def _resume_from(self, target: Target, passes: GuestPasses | PlainPasses) -> Path:
         """Returns the checkpoint to resume from, and cuts record and tables back to its step. It must fit the model."""
-        checkpoint = target.checkpoint
-        state = self._load(checkpoint, RESUMED)
+        checkpoint, trusted = target.checkpoint, self._start.composed.config.trainer.trusted_checkpoints
+        state = load_checkpoint(checkpoint, RESUMED, trusted=trusted)
         passes.check_fits(f"resume={checkpoint}", state)
-        try:
-            step, epochs = _progress_at(state, passes)
-        except (AttributeError, TypeError, ValueError) as error:
-            problem = f"holds no position to go on from ({first_line(error)})."
-            raise ConfigError.of(str(checkpoint), problem, WAY_OUT) from error
+        step, epochs = _progress_at(state, passes)
         if self._rank == 0 and target.in_place:
             write_first(self._start.composed, self._folder, self._books.record)
         self._books.resumed_after(step, epochs, in_place=target.in_place)
@@ -246,9 +186,6 @@ class Run:
         self._books.journal.event("resume", step=step, checkpoint=str(checkpoint))
         self._console.print(f"Resuming {target.folder} at step {step} ({checkpoint.name})", soft_wrap=True)
         return checkpoint
-
-    def _load(self, checkpoint: Path, *keys: Sequence[str]) -> dict[str, Any]:
-        return load_checkpoint(checkpoint, *keys, trusted=self._start.composed.config.trainer.trusted_checkpoints)
 
     def _started(self) -> None:
         if not self._has_trained and not self._is_trial:
@@ -274,13 +211,13 @@ class Run:
     def _show(self, outcome: Outcome, error: BaseException) -> None:
         """Shows what ended the run, on the terminal and in the log, with a traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.is_shown_by_rank_0)):
+        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.together)):
             return
         text = f"{outcome.message}\n{outcome.advice}"
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             text = "".join(traceback.format_exception(error))
         elif not outcome.is_expected:
-            stays = not outcome.is_refusal or self._is_trial
+            stays = self._rank == 0 and (not outcome.is_refusal or self._is_trial)
             where = f"all are in {self._folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             text = f"{shortened(error, where)}{outcome.advice}"
         with suppress(OSError):  # the terminal may be gone
@@ -303,13 +240,3 @@ def _progress_at(state: Mapping[str, Any], passes: GuestPasses | PlainPasses) ->
     stream = position.get("stream")
     part = float(stream["is_over"]) if stream else position.get("batch", 0) / (passes.steps_per_epoch or math.inf)
     return step, position.get("epoch", state.get("epoch", 0)) + part  # Lightning's own files have no position
-
-
-def _prepare_machine(facts: MachineFacts) -> None:
-    """Logs the GPUs, and limits torch's threads."""
-    for gpu in facts.gpus:
-        free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
-        by = f"; held by {gpu.held_by()}" if gpu.holders else ""
-        _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-    # torch counts the host's cores; threads beyond the quota would wait for one another.
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))

@@ -32,6 +32,7 @@ from wellfed.run.folder.log import log_file
 from wellfed.run.outcome import Outcome, RankEnded
 from wellfed.run.ranks.coordination import SharedRun, invited
 from wellfed.run.ranks.exchange import Exchange
+from wellfed.run.restart import Restarts
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Start:
     exchange: Exchange | None
     shared: SharedRun | None
     rank: int = field(default_factory=own_rank)
+    restarts: Restarts = field(default_factory=Restarts)
     began_s: float = field(default_factory=time.monotonic)
     """Start of the command, by the monotonic clock."""
     folder: run_folder.RunFolder = field(init=False)
@@ -185,7 +187,7 @@ class Start:
         """Locks this rank's folder for the block, then removes what it wrote unless the block marks it as kept."""
         run_dir, config = self.composed.run_dir, self.composed.config
         if self.rank > 0:  # rank 0 records for all ranks
-            folder = run_folder.of_rank(self.rank, None if self.shared is None else self.shared.folder)
+            folder = run_folder.of_rank()
         elif run_dir is None:
             folder = run_folder.create(Path(config.paths.log_dir), config.workload.name)
         else:

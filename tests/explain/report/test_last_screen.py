@@ -98,7 +98,7 @@ def test_the_command_replaces_what_the_change_replaces_and_is_quoted(monkeypatch
     typed = ["loader=baseline", "loader.num_workers=0", "hydra.run.dir=logs/first", "gpu=24gb"]
     typed.append("workload.data.path='a b'")
     record = RunRecord("r", overrides=typed, flags=["--config-dir=my configs"])
-    monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", *typed])
+    monkeypatch.setattr(sys, "argv", ["src/train.py", *typed])
     command = " ".join(next_command(record, ["loader=auto"]))
     assert shlex.split(command) == [
         *("python", "src/train.py", "--config-dir=my configs", "gpu=24gb", "workload.data.path='a b'", "loader=auto")

@@ -1,6 +1,5 @@
 import copy
 import os
-import socket
 from datetime import datetime
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 from tests.config.test_quoting import read_by_hydra
-from tests.run.folder.test_lock import holder
 from wellfed.config.compose import compose
 from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
@@ -82,25 +80,6 @@ def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_p
     assert expand([f"resume={path}"]) == ["seed=5", f"resume={path}"]
     lone = checkpoint(tmp_path / "elsewhere" / "deep" / "x.ckpt")
     assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "typed", "added"),
-    [
-        ({"memory.micro_batch": 4}, (), ["memory.micro_batch=4", "memory.accumulate=null"]),
-        ({"memory.micro_batch": 4, "memory.accumulate": 2}, (), ["memory.accumulate=2", "memory.micro_batch=null"]),
-        ({"memory.micro_batch": 4}, ("memory.micro_batch=8",), []),
-        ({"workload.optimizer.foreach": False}, (), []),
-    ],
-)
-def test_a_micro_batch_that_a_run_restarted_with_is_kept(tmp_path, changes, typed, added):
-    """Gradients summed over other parts are not the same bit for bit."""
-    events = [{"kind": "restart", "changes": {"memory.micro_batch": 8}}, {"kind": "restart", "changes": changes}]
-    if not added:
-        del events[0]
-    folder = run(tmp_path / "a", overrides=["memory.accumulate=1"], events=events)
-    expanded = expand([f"resume={folder}", *typed])
-    assert [text for text in expanded if text.startswith("memory.")] == ["memory.accumulate=1", *added, *typed]
 
 
 def test_rerun_replays_the_overrides(tmp_path):
@@ -349,18 +328,6 @@ def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys
     assert auto(runs) == "my_name"
     told = f"resume=auto: {empty} has no checkpoint that can be read; going on with {named}."
     assert told in capsys.readouterr().err
-
-
-def test_auto_leaves_a_run_alone_whose_lock_is_held(runs, capsys):
-    """As one in another container is, whose process is not seen here."""
-    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="another")
-    assert auto(runs) == folder.name
-    with holder(folder) as other:
-        assert auto(runs) is None
-        assert f"{folder} is still running (process {other.pid} on {socket.gethostname()})" in capsys.readouterr().err
-        told = message(locate, folder)
-        assert told.endswith(f"is still running (process {other.pid} on {socket.gethostname()}). Wait, or stop it.")
-    assert auto(runs) == folder.name
 
 
 def test_a_run_of_another_machine_that_may_be_dead_is_gone_on_with_elsewhere(tmp_path):

@@ -20,7 +20,6 @@ from wellfed.ranks import launched
 from wellfed.record import folder_lookup
 from wellfed.record.entries import FILE_NAME, RunRecord, differences
 from wellfed.record.files import plain
-from wellfed.run.folder import lock
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 
 CHECKPOINTS = "checkpoints"
@@ -74,7 +73,7 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     if knob == "rerun":  # a trial of a sweep is replayed as the run that it was measured for
         before = [text for text in before if not text.startswith("sweep")]
     elif earlier is not None:
-        before += [*_size_after_restarts(earlier, rest), *derived_overrides(earlier)]
+        before += derived_overrides(earlier)
     folder = [assigned("hydra.run.dir", str(path))] if is_folder and knob == "resume" else []
     return [*_kept(before, rest), *rest, *folder, assigned(knob, str(path))]
 
@@ -110,7 +109,7 @@ def locate(path: Path) -> Target:
         if not is_readable(path):
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
-    if (writer := _writer(path, earlier)) is not None:
+    if (writer := _writer(earlier)) is not None:
         way_out = "Wait, or stop it."
         if earlier.host_name != socket.gethostname() and (checkpoint := latest_checkpoint(path)) is not None:
             way_out += f" If it was killed there, go on in a new folder: resume={checkpoint}"
@@ -180,10 +179,9 @@ def find_latest(config: RunConfig) -> Path | None:
     return found
 
 
-def _writer(folder: Path, earlier: RunRecord) -> str | None:
-    """Returns the process that may still write to a run folder, as text; None if none does.
-
-    Unknown for other hosts, so the process of the record counts, unless this is its requeued attempt.
+def _writer(earlier: RunRecord) -> str | None:
+    """Returns the process that still writes to a run folder, as text; None if none does. One on another host may be
+    dead. It is, if this is its requeued attempt.
     """
     launch, before = launched(), earlier.launch
     is_next = (
@@ -194,11 +192,8 @@ def _writer(folder: Path, earlier: RunRecord) -> str | None:
         and launch.job == before["job"]
         and launch.attempt > before["attempt"]
     )
-    # The lock also works across containers on one machine.
-    holder = lock.held_by(folder)
-    if holder is None and earlier.status == "running" and not is_next:
-        return f"process {earlier.pid} on {earlier.host_name}"
-    return holder
+    is_over = earlier.status != "running" or is_next
+    return None if is_over else f"process {earlier.pid} on {earlier.host_name}"
 
 
 _NOT_EVALUATED = tuple(
@@ -256,16 +251,6 @@ def _is_moved(old: Any, new: Any) -> bool:
         return False
     paths = PurePath(old), PurePath(new)
     return paths[0].name == paths[1].name and any(len(path.parts) > 1 for path in paths)
-
-
-def _size_after_restarts(earlier: RunRecord, later: Sequence[str]) -> list[str]:
-    """Returns overrides for the micro-batch of a run that restarted with less: other sums differ in their last bits."""
-    sizes = [event["changes"] for event in earlier.events if "memory.micro_batch" in (event.get("changes") or ())]
-    if not sizes or any(key_value(text)[0] in ("memory", "memory.micro_batch", "memory.accumulate") for text in later):
-        return []
-    is_guest = "memory.accumulate" in sizes[-1]
-    used, other = ("accumulate", "micro_batch") if is_guest else ("micro_batch", "accumulate")
-    return [f"memory.{used}={sizes[-1][f'memory.{used}']}", f"memory.{other}=null"]
 
 
 def derived_overrides(earlier: RunRecord) -> list[str]:
