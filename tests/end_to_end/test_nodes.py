@@ -237,5 +237,3 @@ def test_a_rank_that_lightning_has_started_ends_the_run(tmp_path: Path, how: str
     if how == "raises":
         assert record.error is not None
         assert record.error["message"].startswith("Rank 1: ValueError: no such column")
-        assert f"Its log is {folder.resolve() / 'train.rank1.log'}" in record.error["advice"]
-        assert not (folder / "rank1").exists()

@@ -16,8 +16,7 @@ def rank(number: int, *, node: int = 0, step_ms: float = STEP_MS, **given: Any) 
     outside_ms = parts["wait"] + parts["copy"] + parts["host"]
     backward_ms = step_ms - sum(parts.values())
     return {
-        **{"rank": number, "node": node, "gpu": None, "host": f"node-{'ab'[node]}", "host_cores": 8, "steps": 100},
-        "cpu_quota_cores": 8.0,
+        **{"rank": number, "node": node, "gpu": None, "host": f"node-{'ab'[node]}", "steps": 100},
         **{f"{name}_frac": ms / step_ms for name, ms in parts.items()},
         **{"compute_frac": 1 - outside_ms / step_ms, "backward_frac": backward_ms / step_ms, "step_ms_mean": step_ms},
         **{
@@ -29,8 +28,7 @@ def rank(number: int, *, node: int = 0, step_ms: float = STEP_MS, **given: Any) 
             "work_half_ms": 1.0,
             "between_half_ms": 1.0,
         },
-        **{"launch_ms": None, "build_ms": 8.0, "build_cpu_frac": 0.2, "core_wait_frac": 0.0},
-        **{"cores": 1.0, "machine_cores": 2.0, "iowait_cores": 0.0},
+        **{"core_wait_frac": 0.0, "cores": 1.0, "iowait_cores": 0.0, "build_ms": 8.0},
         **given,
     }
 

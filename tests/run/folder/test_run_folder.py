@@ -3,7 +3,7 @@ import re
 import pytest
 
 from wellfed.errors import ConfigError
-from wellfed.run.folder.run_folder import create, keep_log_of_rank, of_rank, open_given
+from wellfed.run.folder.run_folder import create, open_given
 
 
 def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
@@ -51,24 +51,6 @@ def test_undo_removes_a_new_folder_and_leaves_a_resumed_one_alone(tmp_path):
 def test_a_folder_that_cannot_be_made(unwritable):
     with pytest.raises(ConfigError, match="can't be created"):
         open_given(unwritable / "run", resume=False)
-
-
-def test_another_rank_writes_below_the_run_and_leaves_its_log(tmp_path):
-    (tmp_path / "rank1").mkdir()
-    (tmp_path / "rank1" / "train.log").write_text("of a rank that was killed")
-    made = of_rank(1, tmp_path)
-    assert (made.path, made.is_new, list(made.path.iterdir())) == (tmp_path / "rank1", True, [])
-    (made.path / "train.log").write_text("what went wrong")
-    kept = tmp_path / "train.rank1.log"
-    keep_log_of_rank(tmp_path, 1)
-    assert kept.read_text() == "what went wrong"
-    assert made.path.is_dir()
-
-
-@pytest.mark.parametrize("name", [None, "absent"])
-def test_a_rank_that_does_not_see_the_folder_writes_elsewhere(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert of_rank(2, name and tmp_path / name).path.parent == tmp_path
 
 
 def test_undo_leaves_a_users_own_folder_alone(tmp_path):

@@ -72,31 +72,15 @@ def release(folder: Path) -> None:
         (folder / _RESERVE).unlink(missing_ok=True)
 
 
-def of_rank(rank: int, folder_of_run: Path | None) -> RunFolder:
-    """Makes the folder of a rank other than 0: inside the run's folder, or temporary if that is not visible here.
-
-    Args:
-        folder_of_run: None = unknown.
-    """
-    if folder_of_run is not None:
-        path = folder_of_run / f"rank{rank}"
-        shutil.rmtree(path, ignore_errors=True)  # of a rank that was killed
-        with suppress(OSError):
-            path.mkdir()
-            return RunFolder(path, is_new=True)
+def of_rank() -> RunFolder:
+    """Makes the temporary folder of a rank other than 0."""
     return RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
-
-
-def keep_log_of_rank(folder_of_run: Path, rank: int) -> None:
-    """Moves the log of another rank beside the run's log. The rank continues writing to it."""
-    with suppress(OSError):  # there is none
-        (folder_of_run / f"rank{rank}" / "train.log").replace(folder_of_run / f"train.rank{rank}.log")
 
 
 def keep_readings_of_node(folder: Path, folder_of_run: Path, node: int) -> None:
     """Moves the telemetry of another machine, which its first rank has written, beside the run's own."""
     with suppress(OSError):  # there is none, or the run's folder is not on this machine
-        (folder / "telemetry.csv").replace(folder_of_run / f"telemetry.node{node}.csv")
+        shutil.move(folder / "telemetry.csv", folder_of_run / f"telemetry.node{node}.csv")
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:

@@ -18,7 +18,6 @@ from wellfed.config.schema import RunConfig
 from wellfed.process import die_with_parent
 from wellfed.ranks import INVITATION, lightnings_launch, own_rank
 from wellfed.run.folder.resume import Target
-from wellfed.run.folder.run_folder import keep_log_of_rank
 from wellfed.run.outcome import Outcome
 from wellfed.run.ranks.exchange import Exchange
 
@@ -62,16 +61,9 @@ class OtherRanks:
         self._rank, self._shared, self.exchange = rank, shared, exchange
 
     @property
-    def is_shown_by_rank_0(self) -> bool:
-        """Whether rank 0 shows how this rank has ended.
-
-        False for a rank that Lightning has started: rank 0 may wait for it in torch, and show nothing.
-        """
-        return self._together is not None
-
-    @property
-    def _together(self) -> Exchange | None:
-        """The exchange, if all ranks were started at once, so that they can take turns before training."""
+    def together(self) -> Exchange | None:
+        """The exchange, if all ranks were started at once: they take turns before training, and rank 0 shows how each
+        has ended. It may wait in torch for a rank that Lightning has started, and show nothing."""
         return None if self.exchange is None or self.exchange.launch.by == "Lightning" else self.exchange
 
     @contextmanager
@@ -85,19 +77,19 @@ class OtherRanks:
         Raises:
             RankEnded: an earlier rank has ended.
         """
-        exchange = self._together
+        exchange = self.together
         if exchange is None:
             yield
             return
         launch = exchange.launch
-        turn = 0 if launch.rank == 0 else 1 if launch.is_first_of_node else 2
+        own = 0 if launch.rank == 0 else 1 if launch.is_first_of_node else 2
         if launch.rank == 0:
             exchange.broadcast("run", self._shared)
-        for _ in range(turn):
-            exchange.all_gather("prepared", None)
+        for turn in range(own):
+            exchange.meet(f"the end of turn {turn}")
         yield
-        for _ in range(turn, 2):
-            exchange.all_gather("prepared", None)
+        for turn in range(own, 2):
+            exchange.meet(f"the end of turn {turn}")
 
     def plan(self, planner: Planner) -> RunPlan:
         """Returns rank 0's plan of training. Ranks that split a step differently would not meet in collectives."""
@@ -115,8 +107,8 @@ class OtherRanks:
 
     def ready(self) -> None:
         """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
-        if self._together is not None:
-            self._together.all_gather("ready", None)
+        if self.together is not None:
+            self.together.meet("training")
 
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
@@ -124,11 +116,10 @@ class OtherRanks:
         exchange = self.exchange
         if exchange is None:
             return own
-        if self._rank > 0:
-            if self._shared is not None and not (own.is_of_other_rank or own.is_refusal or own.status == "interrupted"):
-                keep_log_of_rank(self._shared.folder, self._rank)
-        elif not own.is_expected or own.is_of_other_rank or own.status == "interrupted":  # by torchrun, perhaps
-            own = self._explained(own, exchange.reason(own))
+        if self._rank == 0 and (own.is_of_other_rank or own.status == "interrupted" or not own.is_expected):
+            found = exchange.reason()  # torchrun may have interrupted this rank for it
+            if found is not None and not (own.message and found.message.endswith(own.message)):  # all have the same
+                own = replace(found, is_expected=True)  # that rank has shown its traceback
         exchange.report(own)
         if exchange.launch.by == "Lightning" and own.exit_code and self._rank > 0:
             _leave_collectives()
@@ -136,17 +127,9 @@ class OtherRanks:
 
     def close(self, exit_code: int) -> None:
         """Ends an exchange that was opened for ranks that Lightning has started."""
-        if self._rank == 0 and self.exchange is not None and self._together is None:
+        if self._rank == 0 and self.exchange is not None and self.together is None:
             self.exchange.close(Outcome("ok" if exit_code == 0 else "failed", exit_code))
             os.environ.pop(INVITATION, None)
-
-    def _explained(self, own: Outcome, found: Outcome | None) -> Outcome:
-        if found is None or (own.message and found.message.endswith(own.message)):  # the same error on all ranks
-            return own
-        logs = [] if self._shared is None or found.is_refusal else sorted(self._shared.folder.glob("train.rank*.log"))
-        advice = f"{found.advice} Its log is {', '.join(map(str, logs))}.".lstrip() if logs else found.advice
-        # The other rank showed its traceback. The one here is of a broken connection.
-        return replace(found, is_expected=True, advice=advice)
 
 
 def _leave_collectives() -> None:

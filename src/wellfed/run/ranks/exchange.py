@@ -10,7 +10,6 @@ import json
 import pickle
 import socket
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -40,7 +39,7 @@ class Exchange:
     """One rank's end of the exchange. It is opened at its first use, which imports torch.
 
     Every method raises a RankEnded if rank 0 is gone. Those that wait for another rank also do so if a rank has failed,
-    or if the awaited one has ended.
+    or if the awaited one has ended. Each kind of object is exchanged once.
 
     Args:
         address: address of the store if another process passed it on; None = find it through the launcher.
@@ -51,8 +50,7 @@ class Exchange:
         self._given = address
         self._store: Any = None
         self._launchers: Any = None
-        self._has_reported = self._is_closed = False
-        self._uses: Counter[str] = Counter()
+        self._is_closed = False
         self._ends: dict[int, Outcome] = {}
 
     @property
@@ -62,23 +60,21 @@ class Exchange:
         return int(self._store.port)
 
     def broadcast(self, kind: str, content: Any = None) -> Any:
-        """Returns rank 0's object. All ranks call it, equally often for each kind."""
-        key = self._next(kind)
+        """Returns rank 0's object on all ranks."""
         if self.launch.rank > 0:
-            return self._await(key, 0)
-        self._put(key, content)
+            return self._await(kind, 0)
+        self._put(kind, content)
         return content
 
     def gather(self, kind: str, own: Any) -> list[Any]:
         """Returns the objects of all ranks, in their order, on rank 0. Other ranks get an empty list and don't wait."""
-        key, rank = self._next(kind), self.launch.rank
-        self._put(f"{key}/{rank}", own)
-        return [] if rank else [self._await(f"{key}/{each}", each) for each in range(self.launch.world_size)]
+        rank = self.launch.rank
+        self._put(f"{kind}/{rank}", own)
+        return [] if rank else [self._await(f"{kind}/{each}", each) for each in range(self.launch.world_size)]
 
-    def all_gather(self, kind: str, own: Any) -> list[Any]:
-        """Returns the objects of all ranks, in their order, on each of them."""
-        found: list[Any] = self.broadcast(f"all of {kind}", self.gather(kind, own))
-        return found
+    def meet(self, where: str) -> None:
+        """Waits until all ranks have come there."""
+        self.broadcast(f"all at {where}", self.gather(where, None))
 
     def publish(self, kind: str, content: Any) -> None:
         """Leaves an object for `latest`, in place of the previous one of this rank. Does not wait for another rank."""
@@ -93,35 +89,24 @@ class Exchange:
         keys = [f"latest {kind}/{rank}" for rank in range(self.launch.world_size)]
         return [pickle.loads(data) for data in stores.contents(self._ask, keys)]
 
-    def missing(self) -> list[int]:
-        """Returns the ranks that have not joined yet."""
-        return [rank for rank in range(self.launch.world_size) if not self._ask("check", [f"member/{rank}"])]
-
     def report(self, outcome: Outcome) -> None:
-        """Reports how this rank ends, once the exchange is open. Only the first report counts."""
-        own = self._ends.setdefault(self.launch.rank, outcome)
-        if self._store is not None and not self._has_reported:
-            self._has_reported = True
-            with suppress(RankEnded):
-                self._ask("append", _ENDS, f"{json.dumps([self.launch.rank, asdict(self._of_this_rank(own))])}\n")
+        """Reports how this rank ends, if the exchange is open. Only the first report counts."""
+        launch = self.launch
+        if self._store is None or launch.rank in self._ends:
+            return
+        self._ends[launch.rank] = outcome
+        if outcome.exit_code and not outcome.message.startswith("Rank "):  # as other ranks show it
+            host = f" on node {launch.node} ({socket.gethostname()})" if launch.num_nodes > 1 else ""
+            outcome = replace(outcome, message=f"Rank {launch.rank}{host}: {outcome.message}")
+        with suppress(RankEnded):
+            self._ask("append", _ENDS, f"{json.dumps([launch.rank, asdict(outcome)])}\n")
 
-    def failure(self) -> Outcome | None:
-        """Returns the most informative failure that another rank has reported: not caused by another rank or a
-        signal."""
-        self._read_ends()
-        bad = [one for rank, one in self._ends.items() if one.exit_code and rank != self.launch.rank]
-        return min(bad, key=lambda one: (one.is_of_other_rank, one.status == "interrupted"), default=None)
-
-    def reason(self, own: Outcome) -> Outcome | None:
-        """Returns how another rank failed by itself, if that explains why this one can't continue.
-
-        Waits up to `REPORT_S` for a report, unless all ranks stop together.
-        """
-        report_s = _LIGHTNING_REPORT_S if self.launch.by == "Lightning" else REPORT_S
-        until_s = time.monotonic() + (0.0 if own.is_of_all else report_s)
+    def reason(self) -> Outcome | None:
+        """Returns how another rank failed by itself. Waits up to `REPORT_S` for its report."""
+        until_s = time.monotonic() + (_LIGHTNING_REPORT_S if self.launch.by == "Lightning" else REPORT_S)
         with suppress(RankEnded):
             while self._store is not None:
-                found = self.failure()
+                found = self._failure()
                 if found is not None and not found.is_of_other_rank and found.status != "interrupted":
                     return found
                 if len(self._ends) >= self.launch.world_size - 1 or time.monotonic() > until_s:
@@ -130,23 +115,24 @@ class Exchange:
         return None
 
     def close(self, outcome: Outcome = OK) -> None:
-        """Reports the end of this rank, and waits shortly until it was read. Ranks that join late read it too."""
+        """Reports the end of this rank, and waits until it was read, for `REFUSED_S` at most. Ranks that join late read
+        it too."""
         if self._is_closed:
             return
         self._is_closed = True
+        until_s = time.monotonic() + (REFUSED_S if self._store is None else _READ_S)
         with suppress(ConfigError, OSError, RuntimeError, RankEnded):
             if self.launch.rank == 0 or self._given is not None:
-                self._open(REFUSED_S)
+                self._open()
         self.report(outcome)
+        if self._store is None:
+            return
         with suppress(RankEnded):
-            until_s, own = time.monotonic() + _READ_S, self._ends[self.launch.rank]
-            if self._store is None:
-                return
             if self.launch.rank == 0:
                 while len(self._ends) < self.launch.world_size and time.monotonic() < until_s:
                     self._read_ends()
                     time.sleep(0.05)
-            elif self._given is not None and own.exit_code:
+            elif self._given is not None and self._ends[self.launch.rank].exit_code:
                 # Lightning kills rank 0 within 5 s of a failed rank's end, and the record must be written before.
                 while time.monotonic() < until_s + _LAST_RECORD_S:
                     self._read_ends()  # until the store is gone
@@ -165,18 +151,12 @@ class Exchange:
             rank, fields = json.loads(entry)
             self._ends.setdefault(rank, Outcome(**fields))
 
-    def _of_this_rank(self, outcome: Outcome) -> Outcome:
-        """Returns the outcome with this rank in its message, as other ranks show it."""
-        launch = self.launch
-        if not outcome.exit_code or outcome.message.startswith("Rank "):
-            return outcome
-        host = f" on node {launch.node} ({socket.gethostname()})" if launch.num_nodes > 1 else ""
-        return replace(outcome, message=f"Rank {launch.rank}{host}: {outcome.message}")
-
-    def _next(self, kind: str) -> str:
-        self._open()
-        self._uses[kind] += 1
-        return f"{kind}/{self._uses[kind]}"
+    def _failure(self) -> Outcome | None:
+        """Returns the most informative failure that another rank has reported: not caused by another rank or a
+        signal."""
+        self._read_ends()
+        bad = [one for rank, one in self._ends.items() if one.exit_code and rank != self.launch.rank]
+        return min(bad, key=lambda one: (one.is_of_other_rank, one.status == "interrupted"), default=None)
 
     def _put(self, key: str, content: Any) -> None:
         self._open()
@@ -184,39 +164,25 @@ class Exchange:
 
     def _await(self, key: str, rank: int) -> Any:
         """Returns an object of a rank, once it is there. Raises RankEnded if that rank has ended or any has failed."""
+        self._open()
         wait_s = 0.005
         while not self._ask("check", [key]):
-            failure = self.failure() or self._ends.get(rank) or self._ends.get(self.launch.rank)
+            failure = self._failure() or self._ends.get(rank) or self._ends.get(self.launch.rank)
             if failure is not None:
                 raise RankEnded(failure)
             time.sleep(wait_s)
             wait_s = min(0.2, 1.5 * wait_s)
         return pickle.loads(self._ask("get", key))
 
-    def _open(self, come_s: float | None = None) -> None:
-        """Opens the store at the first call. Rank 0 waits for all ranks that the launcher has started.
-
-        Raises:
-            ConfigError: ranks have not joined within the time.
-        """
+    def _open(self) -> None:
+        """Opens the store at the first call."""
         if self._store is not None:
             return
-        launch, come_s = self.launch, come_s or COME_S
-        if launch.rank == 0:
-            self._store = stores.serve()
-            self._ask("set", _ENDS, "\n")
-        else:
-            self._store = stores.find(launch, come_s) if self._given is None else stores.connect(self._given)
-        self._ask("set", f"member/{launch.rank}", "")
-        if launch.rank == 0 and launch.by != "Lightning":
-            self._launchers = stores.publish(self._store.port, launch, come_s)
-            until_s = time.monotonic() + come_s
-            while missing := self.missing():
-                if time.monotonic() > until_s:
-                    shown = ", ".join(map(str, missing[:8]))
-                    problem = f"ranks {shown} of {launch.world_size} did not come within {come_s:.0f} s."
-                    way_out = (
-                        "Were they started, and do their machines reach this one? Their own output has the reason."
-                    )
-                    raise ConfigError.of(launch.by, problem, way_out)
-                time.sleep(0.02)
+        launch = self.launch
+        if launch.rank > 0:
+            self._store = stores.find(launch, COME_S) if self._given is None else stores.connect(self._given)
+            return
+        self._store = stores.serve()
+        self._ask("set", _ENDS, "\n")
+        if launch.by != "Lightning":
+            self._launchers = stores.publish(self._store.port, launch, COME_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import time
@@ -18,7 +17,7 @@ import psutil
 
 from wellfed.batches import Delivery, bytes_by_dtype
 from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
-from wellfed.observe.timing.interval import error_of_mean, half_width, student_t
+from wellfed.observe.timing.interval import error_of_mean, student_t
 from wellfed.observe.timing.readiness import Rows, StepTable, summarise
 from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record.entries import RankEntry
@@ -33,7 +32,15 @@ _LATEST = 2_000
 _MEASURED_EVERY = 8
 """Batches from one whose bytes are counted to the next, since counting visits each tensor."""
 _FEWEST_TIMED = 5
-"""Minimum number of measured batches, or of steps whose phases a device timed, for an interval."""
+"""Minimum number of measured batches, or of steps whose phases were timed, for an interval."""
+_TICKS_S = 1.0
+"""Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
+than there are."""
+_KIND, _LAST_KIND = "figures of ranks", "figures of ranks at the end"
+_OF_TIME = (
+    *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean"),
+    *("forward_frac", "backward_frac", "optimizer_frac"),
+)
 
 
 class BatchSizes:
@@ -58,33 +65,30 @@ class BatchSizes:
         return {
             "samples": self._samples / self._batches if self._batches else None,
             "batch_mib": fmean(sizes_mib) if sizes_mib else None,
-            "batch_half_mib": _half_width_of(sizes_mib),
+            "batch_half_mib": _half_width(sizes_mib),
         }
 
 
 class CpuUse:
-    """Cores that this rank and its whole machine keep busy, from now on."""
+    """Cores that this rank keeps busy, and those of its machine that wait for a disk, from now on."""
 
     def __init__(self) -> None:
-        self._began = self._read()
+        self._began_s, self._before = time.monotonic(), self._read()
 
     def entry(self) -> dict[str, float | None]:
-        """Returns ``cores``, ``machine_cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`.
-
-        Within the first `_TICKS_S` seconds it returns nothing.
-        """
-        passed_s, *spent_s = [
-            None if before is None or later is None else max(0.0, later - before)
-            for before, later in zip(self._began, self._read(), strict=True)
-        ]
-        if passed_s is None or passed_s < _TICKS_S:
+        """Returns ``cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`; nothing at first."""
+        passed_s = time.monotonic() - self._began_s
+        if passed_s < _TICKS_S:
             return {}
-        names = ("cores", "machine_cores", "iowait_cores", "core_wait_frac")
-        return {name: None if s is None else s / passed_s for name, s in zip(names, spent_s, strict=True)}
+        return {
+            name: None if before is None or later is None else max(0.0, later - before) / passed_s
+            for (name, before), later in zip(self._before.items(), self._read().values(), strict=True)
+        }
 
     @staticmethod
-    def _read() -> tuple[float | None, ...]:
-        return time.monotonic(), spent_cpu_s(), *cpu_seconds(), waited_for_a_core_s().get(str(os.getpid()))
+    def _read() -> dict[str, float | None]:
+        waited_s = waited_for_a_core_s().get(str(os.getpid()))
+        return {"cores": spent_cpu_s(), "iowait_cores": cpu_seconds()[1], "core_wait_frac": waited_s}
 
 
 class RankFigures:
@@ -118,7 +122,7 @@ class RankFigures:
         self._due_s = time.monotonic() + EVERY_S
 
     def begin(self) -> None:
-        """Starts to measure, as training begins. Reports before a restart no longer count."""
+        """Starts to measure, as training begins. Reports before that no longer count."""
         if self._others is None:
             return
         self._sizes, self._cpu = BatchSizes(), None
@@ -184,29 +188,15 @@ class RankFigures:
         return {  # type: ignore[return-value]  # keys from several places
             **self._about,
             "host": socket.gethostname(),
-            "host_cores": os.cpu_count() or 1,
             **{name: value for name, value in found.time.items() if name in _OF_TIME},
             "readiness_frac": found.readiness_frac,
             "steps": found.steps,
             **self._sizes.entry(),
             **half_widths_ms(latest.steady()),
-            "launch_ms": found.time["launch_ms_p50"],
             "build_ms": found.loading.get("build_ms_mean"),
-            "build_cpu_frac": found.loading.get("cpu_frac"),
             "peak_gib": self._peak_gib(),
             **({} if self._cpu is None else self._cpu.entry()),
         }
-
-
-_KIND = "figures of ranks"
-_LAST_KIND = f"{_KIND} at the end"
-_TICKS_S = 1.0
-"""Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
-than there are."""
-_OF_TIME = (
-    *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean", "phase_steps"),
-    *("forward_frac", "backward_frac", "optimizer_frac"),
-)
 
 
 @contextmanager
@@ -220,25 +210,16 @@ def _logged() -> Iterator[None]:
 
 
 def half_widths_ms(steady: StepTable) -> dict[str, float | None]:
-    """Returns ``between_half_ms`` and ``work_half_ms`` of a `RankEntry`; None with too few steps.
-
-    A device times the phases of some steps, so their error is added to that of the rest.
-    """
+    """Returns ``between_half_ms`` and ``work_half_ms`` of a `RankEntry`; None with too few steps. A device times the
+    phases of some steps alone."""
     clock = "device_" if steady.has_copies else ""
     between_ms = steady.column("wait_ms") + np.nan_to_num(steady.column("copy_ms")) + steady.column("host_ms")
     phases_ms = steady.column(f"{clock}forward_ms") + np.nan_to_num(steady.column(f"{clock}optimizer_ms"))
-    timed_ms = phases_ms[np.isfinite(phases_ms)]
-    ones = [1.0] * len(steady)
-    between_half_ms = half_width(between_ms.tolist(), ones)
-    work_half_ms: float | None = None
-    if len(timed_ms) == len(steady):
-        work_half_ms = half_width((between_ms + timed_ms).tolist(), ones)
-    elif between_half_ms is not None and (timed_half_ms := _half_width_of(timed_ms.tolist())) is not None:
-        work_half_ms = math.hypot(between_half_ms, timed_half_ms)
-    return {"between_half_ms": between_half_ms, "work_half_ms": work_half_ms}
+    work_ms = (between_ms + phases_ms)[np.isfinite(phases_ms)]
+    return {"between_half_ms": _half_width(between_ms.tolist()), "work_half_ms": _half_width(work_ms.tolist())}
 
 
-def _half_width_of(values: Sequence[float]) -> float | None:
+def _half_width(values: Sequence[float]) -> float | None:
     """Returns half the 95 % interval of the mean; None with too few values."""
     if len(values) < _FEWEST_TIMED:
         return None
