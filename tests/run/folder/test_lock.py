@@ -16,7 +16,7 @@ import pytest
 
 import wellfed
 from wellfed.errors import ConfigError
-from wellfed.run.folder.lock import held_by, holds_nothing, only_one, refusal
+from wellfed.run.folder.lock import holds_nothing, only_one
 
 HOLD = """
 import multiprocessing, sys, time
@@ -53,9 +53,9 @@ def told(folder: Path) -> str:
 def test_a_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
     with holder(tmp_path) as other:
         name = f"process {other.pid} on {socket.gethostname()}"
-        assert held_by(tmp_path) == name
-        assert told(tmp_path) == str(refusal(tmp_path, name))
-    assert held_by(tmp_path) is None
+        assert f"another process is writing to it ({name}). Wait for its end" in told(tmp_path)
+    with only_one(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("arguments", [(), ("fork",)], ids=["alone", "with a forked worker that lives on"])
@@ -63,16 +63,14 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path, arguments: tuple[str, .
     with holder(tmp_path, *arguments) as other:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
-        assert held_by(tmp_path) is None
         with only_one(tmp_path):
-            assert json.loads((tmp_path / ".lock.json").read_text())["pid"] == os.getpid()
+            assert f"process {os.getpid()} on " in json.loads((tmp_path / ".lock.json").read_text())
 
 
 def test_the_folder_is_made_and_its_own_lock_is_nothing_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     with only_one(folder, make=True):
         assert holds_nothing(folder)
-        assert held_by(folder) is None  # this process's own
         (folder / "run.json").touch()
         assert not holds_nothing(folder)
     assert {path.name for path in folder.iterdir()} == {".lock", "run.json"}
@@ -93,4 +91,3 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = told(tmp_path)
     assert f"paths.log_dir: {tmp_path} can't be locked: " in found
     assert "on a file system with file locks" in found
-    assert held_by(tmp_path) is None
