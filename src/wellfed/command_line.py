@@ -11,8 +11,6 @@ from pathlib import Path
 
 ENTRIES = ("train", "tune", "evaluate")
 """Commands that a project also has as a script, ``src/<name>.py``."""
-PLAN_FLAG = "--plan"
-"""Flag of ``train`` that shows the whole plan with its reasons before the run."""
 _MODULE = Path(__file__).with_name("__main__.py")
 
 

@@ -143,17 +143,6 @@ def test_a_file_gets_whole_lines() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_the_flag_shows_the_whole_plan_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["src/train.py", "--plan", "trainer.max_steps=3"])
-    plan, stream = planned(config()), io.StringIO()
-    start(screen.Terminal(file=stream), plan, Path("a"))
-    shown = stream.getvalue()
-    assert f"Plan: recsys on {plan.device.name}" in shown
-    assert all(f"\n{knob} " in shown for knob in plan.knobs)
-    assert "Device memory" in shown
-    assert "Data: 854 users, 524 items\nData: 2 files can't be read.\n" in shown
-
-
 def test_only_a_terminal_gets_links_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "report.html").touch()
     found = evidence(wait_ms=90.0, ceiling=10.0, findings=[STARVED])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from wellfed.command_line import PLAN_FLAG, typed_arguments
 from wellfed.explain.report.text_table import TextTable
 from wellfed.record.files import plain
 from wellfed.units import counted, show_bytes, show_text, wrapped
@@ -90,32 +89,17 @@ def show_start(console: Terminal, workload: str, resumed: Path | None) -> None:
 
 
 def show_plan(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str], num_train: int | None) -> None:
-    """Shows the plan in a few lines, or all of it with its reasons where `PLAN_FLAG` was typed.
+    """Shows the plan in a few lines.
 
     Args:
         num_train: number of training samples; None = unknown.
     """
-    if PLAN_FLAG in typed_arguments():
-        _show_all(console, workload, plan, notes)
-        return
     data = " ".join(f"{note.rstrip('.')}." for note in notes).removesuffix(".")
     if not data and num_train is not None:
         data = f"{num_train:,} training samples"
     lines = [f"{workload}  {_device(plan)}", f"batch   {_batch(plan)}", f"loader  {_loader(plan)}"]
     for line in [*lines, *([f"data    {data}"] if data else [])]:
         console.print(_fitted(line, console.columns), soft_wrap=True)
-
-
-def _show_all(console: Terminal, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
-    console.print(plan_table(workload, plan))
-    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
-    if plan.predicted_peak_gib is None:
-        console.print(f"Device memory before activations: {parts}")
-    else:
-        peak = show_bytes(plan.predicted_peak_gib * 2**30)
-        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})")
-    for note in notes:
-        console.print(f"Data: {note}", soft_wrap=True)
 
 
 def _device(plan: RunPlan) -> str:

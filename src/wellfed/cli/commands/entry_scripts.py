@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.cli.exit_code import report_error
-from wellfed.command_line import PLAN_FLAG, announce, set_arguments
+from wellfed.command_line import announce, set_arguments
 from wellfed.config import entry
 from wellfed.config.compose import Composed
 from wellfed.config.quoting import key_value, quoted
@@ -22,10 +22,9 @@ RESULT = "evaluation.json"
 
 def train(argv: Sequence[str]) -> int:
     """Composes and checks the configuration before torch is imported, then trains; with ``-m`` many runs."""
-    argv = [word for word in argv if word != PLAN_FLAG]  # `show_plan` reads it
 
     def start(job: Callable[[Composed[RunConfig]], int]) -> int:
-        return entry.main("train", job, argv, expand=_expand)
+        return entry.main("train", job, [*argv], expand=_expand)
 
     if not is_one_of_many():
         return start(_train)
