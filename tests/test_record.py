@@ -242,15 +242,6 @@ def test_git_state_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
     assert git_state(Path(__file__).parent) is None
 
 
-def test_git_state_in_a_hook_is_that_of_the_folder(checkout, tmp_path_factory, monkeypatch):
-    expected, other = git_state(checkout), tmp_path_factory.mktemp("other")
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(other / "index"))
-    assert expected is not None
-    assert git_state(checkout) == expected
-
-
 def test_differences_name_every_leaf():
     old = {"a": {"b": 1, "gone": 2}, "same": [1], "list": [1, 2]}
     new = {"a": {"b": 3, "new": 4}, "same": [1], "list": [1]}

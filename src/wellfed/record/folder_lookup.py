@@ -6,7 +6,6 @@ A folder is named by its path, its name, a prefix that only one name has, or ``l
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -78,25 +77,23 @@ def find(asked: str | None, log_dir: Path, *kinds: FolderKind, flag: str = "--lo
     known = [(kind.time(folder), folder) for kind in kinds for folder in kind.all(log_dir)]
     found = [folder for _, folder in sorted(known, key=lambda one: one[0], reverse=True)]
     nouns = " or ".join(kind.noun for kind in kinds)
-    named = [folder for folder in found if folder.name == asked]
-    begun = [folder for folder in found if asked and folder.name.startswith(asked)]
-    if len(named) == 1:
-        return named[0]
-    if len(named) > 1 or len(begun) > 1:
-        listed = _listed(named or begun)
-        raise ConfigError.of(str(asked), f"may be any of {len(named or begun)} folders.", f"Write one: {listed}.")
-    if begun or (found and asked in (None, LAST)):
-        folder = (begun or found)[0]
-        print(show_text(f"Taking {f'{asked}...' if begun else f'the newest {nouns}'}: {folder}"), file=sys.stderr)
-        return folder
     if not found:
         elsewhere = f"{kinds[0].first_command} makes one. If there is one in another folder: write it, or {flag}."
         where = str(log_dir) if asked in (None, LAST) else str(asked) or "''"
         raise ConfigError.of(where, f"there is no {nouns} in {log_dir} yet.", elsewhere)
-    close = difflib.get_close_matches(str(asked), [folder.name for folder in found], n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    problem = f"is neither the folder nor the name of a {nouns} in {log_dir}."
-    raise ConfigError.of(asked or "''", problem, f"{meant}There are: {_listed(found)}.")
+    begun, taken = [folder for folder in found if asked and folder.name.startswith(asked)], f"{asked}..."
+    named = [folder for folder in begun if folder.name == asked] or begun
+    if not named and asked in (None, LAST):
+        named, taken = found[:1], f"the newest {nouns}"
+    if len(named) > 1:
+        problem = f"may be any of {len(named)} folders."
+        raise ConfigError.of(str(asked), problem, f"Write one: {_listed(named)}.")
+    if not named:
+        problem = f"is neither the folder nor the name of a {nouns} in {log_dir}."
+        raise ConfigError.of(asked or "''", problem, f"There are: {_listed(found)}.")
+    if named[0].name != asked:
+        print(show_text(f"Taking {taken}: {named[0]}"), file=sys.stderr)
+    return named[0]
 
 
 def checkpoint(asked: str | None, log_dir: Path, flag: str = "--log-dir") -> Path:

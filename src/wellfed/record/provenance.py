@@ -13,11 +13,6 @@ from wellfed.record.entries import EngineState, GitState
 
 _MOST_CHANGED = 100
 """Maximum number of changed files that are named."""
-_OF_ANOTHER_REPOSITORY = (
-    *("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"),
-    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
-)
-"""Variables that git sets for a hook. With them a command would work on the repository of the hook."""
 
 
 def git_output(folder: Path, *arguments: str, timeout_s: float = 20) -> str:
@@ -27,8 +22,7 @@ def git_output(folder: Path, *arguments: str, timeout_s: float = 20) -> str:
         OSError: git can't be started.
         subprocess.SubprocessError: the command fails, or takes longer than ``timeout_s``.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_REPOSITORY}
-    command, environment = ["git", "-C", str(folder), *arguments], {**kept, "GIT_OPTIONAL_LOCKS": "0"}
+    command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True, env=environment
     ).stdout

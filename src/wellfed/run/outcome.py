@@ -19,7 +19,6 @@ from wellfed.errors import (
     ErrorKind,
     OutOfMemoryExhausted,
     WellfedError,
-    first_line,
 )
 from wellfed.masking import hidden
 from wellfed.process import Stopped, exit_code_of
@@ -29,10 +28,6 @@ _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or 
 _HOST_ADVICE = (
     f"It is the host's memory: {LESS_HOST_MEMORY}, memory.features=dynamic; and where the CPU trains, a smaller "
     "memory.micro_batch or model."
-)
-_CARD_ADVICE = (
-    "No call to the card succeeds in this process any more. Either the card has failed (see nvidia-smi, and Xid in "
-    "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
 )
 # Errors of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc) and of the store of torch.distributed.
 _RANK_GONE = re.compile(
@@ -58,8 +53,6 @@ class Outcome:
     is_of_other_rank: bool = False
     """True: another rank has failed, and reports the reason."""
     by_non_finite_loss: bool = False
-    is_of_all: bool = False
-    """True: all ranks have agreed to stop."""
 
     def __post_init__(self) -> None:
         for name in ("message", "advice"):
@@ -96,8 +89,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         error = error.__context__  # Lightning turns it into an exit
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
-        is_of_all = isinstance(error, Stopped) and error.is_of_all
-        return Outcome("interrupted", exit_code_of(signum), None, str(error), is_of_all=is_of_all)
+        return Outcome("interrupted", exit_code_of(signum), None, str(error))
     if isinstance(error, RankEnded):
         return replace(error.outcome, is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):
@@ -119,8 +111,6 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         if "exited unexpectedly with exit code" in lost:
             return Outcome("failed", failed, "data", lost, f"{ENDED_WORKER[0].upper()}{ENDED_WORKER[1:]}")
         return Outcome("failed", failed, "worker", lost, f"A worker process ended, {KILLED_WORKER}")
-    if isinstance(error, RuntimeError) and "unspecified launch failure" in str(error):
-        return Outcome("failed", failed, "code", first_line(error), _CARD_ADVICE)
     if (gone := lost_rank(error)) is not None:
         message = f"Another rank has ended, and this one can't go on alone: {gone}"
         return Outcome("failed", failed, "code", message, "The error of that rank comes first.", is_of_other_rank=True)

@@ -23,18 +23,6 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         return for_stream(super().format(record), sys.stderr)
 
 
-class LogFile(logging.FileHandler):
-    """Handler that drops messages that it can't write. The run's tables report a full disk."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes the message; the first one opens the file."""
-        with suppress(OSError):  # too many open files
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  the base class names it
-        """Shows nothing."""
-
-
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Sends log messages and Python's warnings to the file, and this package's warnings to the terminal too."""
@@ -42,7 +30,8 @@ def log_file(path: Path) -> Iterator[None]:
     terminal = StderrHandler()
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
-    file = LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
+    file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    file.handleError = lambda record: None  # type: ignore[method-assign]  # the tables report a full disk
     file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal), (root, file)]
     for logger, handler in handlers:

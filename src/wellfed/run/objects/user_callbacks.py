@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -36,8 +36,7 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
     Raises:
         ConfigError: a callback or the scheduler can't be made, or monitors validation, and there is none.
     """
-    if faults := list(_monitor_faults("workload.schedule.monitor", config.workload.schedule.monitor, objects.data)):
-        raise ConfigError(faults)
+    _check_monitor("workload.schedule.monitor", config.workload.schedule.monitor, objects.data)
     if not objects.brings_step:
         try_schedule(config, objects.model)
     named: Mapping[str, Any] = {name: node for name, node in (config.callbacks or {}).items() if node is not None}
@@ -48,19 +47,14 @@ def make_callbacks(config: RunConfig, objects: RunObjects) -> dict[str, Any]:
         where = f"callbacks.{name}"
         try:
             made[name] = callback = build(node, where)
-        except ConfigError as error:
-            faults += error.faults
-            continue
-        except Exception as error:  # noqa: BLE001  of the user's constructor, or of Lightning
+        except ConfigError:
+            raise
+        except Exception as error:  # of the user's constructor, or of Lightning
             problem = f"{(config.callbacks or {})[name][TARGET]} refuses its arguments: {type_and_line(error)}."
-            faults.append(Fault(where, problem, f"Change {where}.*"))
-            continue
+            raise ConfigError.of(where, problem, f"Change {where}.*") from error
         if (wrong := _fault_of(callback, config.trainer.strategy.value)) is not None:
-            faults.append(Fault(where, *wrong))
-        else:
-            faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
-    if faults:
-        raise ConfigError(faults)
+            raise ConfigError.of(where, *wrong)
+        _check_monitor(f"{where}.monitor", getattr(callback, "monitor", None), objects.data)
     return made
 
 
@@ -119,7 +113,7 @@ def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: M
         _LOG.warning("The batches of validation that are tried before training: %s", fault)
 
 
-def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:
-    """Yields a fault for a metric of validation if there is no val split."""
+def _check_monitor(where: str, monitor: Any, data: Datasets) -> None:
+    """Raises a ConfigError for a metric of validation if there is no val split."""
     if isinstance(monitor, str) and monitor.startswith(("val/", "val_")) and data.val is None:
-        yield Fault(f"{where}={monitor}", "the workload has no val split.", f"Set {where}=train/loss.")
+        raise ConfigError.of(f"{where}={monitor}", "the workload has no val split.", f"Set {where}=train/loss.")
