@@ -178,8 +178,6 @@ class OutOfMemoryExhausted(WellfedError):
     """
 
     kind: Literal["device_oom", "host_oom"] = "device_oom"
-    is_of_other_rank = False
-    """Whether another rank reports the error."""
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)

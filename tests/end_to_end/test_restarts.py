@@ -70,15 +70,18 @@ class Plain(nn.Module):
         return (self.net(x)[:, 0] - batch["y"]).square().mean()
 
 class HalfDone(torch.optim.SGD):
-    """Changes a weight in a step, on rank 1 of several, once in a folder, and finds no memory then."""
+    """Changes a weight in a step, and finds no memory then, once in a folder: in a step of rank 1, or alone in
+    the first step after a checkpoint."""
     def __init__(self, parameters, fails_at=0, **settings):
         super().__init__(parameters, **settings)
         self.steps, self.fails_at = 0, fails_at
     def step(self, closure=None):
         loss = None if closure is None else closure()
         self.steps += closure is not None
-        is_time = self.steps == self.fails_at and os.environ.get("LOCAL_RANK", "1") == "1"
-        if is_time and closure is not None and not os.path.exists("failed"):
+        is_time = closure is not None and self.steps == self.fails_at and os.environ.get("LOCAL_RANK") == "1"
+        if "LOCAL_RANK" not in os.environ:
+            is_time = self.fails_at and os.path.exists("typed/checkpoints/last.ckpt")
+        if is_time and not os.path.exists("failed"):
             open("failed", "w").close()
             with torch.no_grad(): self.param_groups[0]["params"][0].add_(1.0)
             full()
@@ -207,7 +210,7 @@ def test_without_a_checkpoint_a_guest_starts_again_in_its_folder(user: Path) -> 
 
 @pytest.mark.slow
 def test_a_plain_run_goes_back_where_an_optimizer_has_changed_a_part(user: Path) -> None:
-    """In the optimizer's step 5, back to the checkpoint of step 3, bit for bit, in a folder that was typed."""
+    """In the optimizer's step, back to the checkpoint before it, bit for bit, in a folder that was typed."""
     alone = (*PLAIN[:-3], "trainer.accelerator=cpu", "++workload.optimizer.foreach=true", "hydra.run.dir=typed")
     done, folder = trained(user, "failing", *alone, "++workload.optimizer.fails_at=5")
     assert done.code == 0, done.text[-3000:]

@@ -93,8 +93,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
     if isinstance(error, RankEnded):
         return replace(error.outcome, is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):
-        is_of_other = error.is_of_other_rank
-        return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error), is_of_other_rank=is_of_other)
+        return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
     if isinstance(error, DoesNotFit):
         return Outcome("infeasible", EXIT_OUT_OF_MEMORY, "device_oom", str(error))
     memory = oom.classify(error)

@@ -83,6 +83,7 @@ class Restarts:
 
         from wellfed.train.loop.place import own_command
 
+        os.chdir(self._working)
         changes, checkpoint = reason["changes"], latest_checkpoint(folder.path)
         where = "No checkpoint yet: starting again" if checkpoint is None else f"Restarting from {checkpoint.name}"
         print(f"{reason['because']}\n{where} with {show_changes(changes)}", flush=True)
@@ -96,7 +97,6 @@ class Restarts:
             if folder.is_new:
                 shutil.rmtree(folder.path, ignore_errors=True)
         words = words_again(own_command(), changes, folder, resumes=checkpoint is not None)
-        os.chdir(self._working)
         environ = {**self._environ, _REASON: json.dumps(reason), _TIMES: str(self.times + 1)}
         os.execve(sys.executable, words, environ)
 

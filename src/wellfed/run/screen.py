@@ -27,13 +27,8 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
-        if not self.is_utf and hasattr(self.file, "reconfigure"):
+        if not self.encoding.startswith("utf") and hasattr(self.file, "reconfigure"):
             self.file.reconfigure(errors="backslashreplace")  # a name with other characters must not end the run
-
-    @property
-    def is_utf(self) -> bool:
-        """Whether characters beyond ASCII can be shown."""
-        return self.encoding.startswith("utf")
 
     @property
     def columns(self) -> int | None:

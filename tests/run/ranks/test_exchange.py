@@ -96,6 +96,7 @@ def test_ranks_learn_that_rank_0_runs_nothing(exchanges):
             return EXIT_NOTHING_RUN
         with pytest.raises(RankEnded) as raised:
             one.broadcast("run")
+        one.report(raised.value.outcome)
         return raised.value.outcome.exit_code
 
     assert on_all(exchanges, job) == [EXIT_NOTHING_RUN] * 3
