@@ -213,7 +213,7 @@ def test_two_cards_that_shard_a_guest_count_each_sample_once(user: Path, fake_cu
         own = ("+workload.data.num_train=101", "+workload.model.dropout=0")
         done = guest(user, *asked, *worst, *own, cwd=cwd, **fake_cuda.environment(cards=2))
         assert done.code == 0, done.text
-        assert set(figures(only_folder(cwd, "guest"))["val/loss"]) == {7, 9}
+        assert set(figures(only_folder(cwd, "guest"))["val/loss"]) == {7}
         states.append(content(only_folder(cwd, "guest"))["state_dict"])
         records.append(record_of(only_folder(cwd, "guest")))
         assert records[-1]["ceiling"]["samples_per_s"] > 0

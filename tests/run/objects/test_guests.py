@@ -28,7 +28,6 @@ def shared(**more: Any) -> DataLoader[Any]:
         (DataLoader(ROWS, 4), {}, 24),
         (DataLoader(ROWS, 4), {"devices": 2}, 12),
         (shared(), {"devices": 2}, 12),
-        (DataLoader(ROWS, 4), {"devices": 2, "lightning": {"use_distributed_sampler": False}}, 24),
         (DataLoader(ROWS, 4), {"limit_batches": 5}, 5),
         (DataLoader(ROWS, 4), {"lightning": {"limit_train_batches": 7}}, 7),
         (DataLoader(ROWS, 4), {"lightning": {"limit_train_batches": 0.25}}, 6),

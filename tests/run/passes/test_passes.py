@@ -363,7 +363,12 @@ OWN = {"model": {"_target_": f"{__name__}.LogsAccuracy"}, "optimizer": None}
 @pytest.mark.parametrize("name", ["val/acc", "val_acc", "acc"])
 def test_the_best_metric_of_a_users_own_module_may_be_named_as_it_is_logged(tmp_path: Path, name: str) -> None:
     passes, _, _ = passes_of(
-        tmp_path, *ONE_STEP, f"trainer.best_metric={name}", "trainer.best_mode=max", data="three_splits", **OWN
+        tmp_path,
+        "trainer.max_epochs=1",
+        f"trainer.best_metric={name}",
+        "trainer.best_mode=max",
+        data="three_splits",
+        **OWN,
     )
     fit(passes)
     assert (tmp_path / "checkpoints" / "best.ckpt").exists()

@@ -202,3 +202,31 @@ def test_streams_without_a_loader_are_read_as_under_lightning(tmp_path: Path) ->
     for name, value in own.state_dict().items():
         assert torch.equal(ran.weights[name], value), name
     assert ran.passes.figures.latest["val/loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]))
+
+
+def test_a_training_that_ends_within_an_epoch_is_validated_as_under_lightning(tmp_path: Path) -> None:
+    own, trainer = under_lightning(tmp_path, brought.Module, brought.Data, max_steps=9)
+    ran = guest(tmp_path / "run", MODULE, DATA, "trainer.max_steps=9", "trainer.max_epochs=null").fit()
+    assert ran.module.seen == own.seen
+    assert (ran.books.record.steps, ran.books.record.ended_by) == (9, "trainer.max_steps=9")
+    assert ran.passes.figures.latest["val/loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]))
+
+
+class LogsBoth(brought.Module):
+    """Logs each figure for its batch, and as the mean of the epoch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), on_step=True, on_epoch=True)
+
+
+def test_a_mean_of_an_epoch_is_not_the_figure_of_a_batch(tmp_path: Path) -> None:
+    _, trainer = under_lightning(tmp_path, LogsBoth, brought.Data, max_epochs=2)
+    ran = guest(tmp_path / "run", f"{__name__}.LogsBoth", DATA, "trainer.max_epochs=2", "trainer.log_every_steps=2")
+    latest = ran.fit().passes.figures.latest
+    for name in ("val_loss", "val_loss_epoch", "train_loss_epoch"):
+        assert latest[name.replace("_", "/", 1)] == pytest.approx(float(trainer.callback_metrics[name])), name

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.kit import loop, tiny
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
-from wellfed.run.passes.plain_passes import IsMeasured
+from wellfed.run.passes.base import IsMeasured
 from wellfed.sample_rng import SampleRng
 from wellfed.train.loop.training import Watchers
 

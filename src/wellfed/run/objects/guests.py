@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from wellfed.config.schema import RunConfig
@@ -14,7 +15,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import DataFacts, RunPlan
 from wellfed.record.entries import OnEvent
-from wellfed.run.objects.datasets import facts_of, is_of_lightning
+from wellfed.run.objects.datasets import facts_of
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -74,7 +75,7 @@ def loaders_of(config: RunConfig, owner: Any, data: Datasets | None) -> GuestLoa
 
 def _is_loader(value: Any) -> bool:
     """Returns whether a split is read as it is: one loader or several, or another iterable that is no dataset."""
-    if isinstance(value, DataLoader) or is_of_lightning(value, "LightningDataModule"):
+    if isinstance(value, DataLoader):
         return True
     if isinstance(value, (list, tuple, Mapping)):
         parts = list(value.values() if isinstance(value, Mapping) else value)
@@ -96,12 +97,9 @@ def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) ->
     Raises:
         ConfigError: a loader can't be as it is configured.
     """
-    from wellfed.train.guest.data import with_changes
-
-    changes = loaders.changes(config, "train")
+    changes, one = loaders.changes(config, "train"), loaders.first
     for split, given in loaders.given.items():
-        with_changes(given, loaders.changes(config, split), split)
-    one = loaders.first
+        loaders.changed(config, split, given)
     facts = facts_of(one, changes if one is not None else {})
     has_length = objects.brings_step or facts.has_length
     own = replace(facts, name=loaders.name, batch_size=loaders.step_size(), has_length=has_length)
@@ -129,7 +127,7 @@ def with_step_size(config: RunConfig, loaders: GuestLoaders) -> RunConfig:
 
 
 def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
-    """Returns the batches of an epoch that each rank trains on under Lightning's Trainer; None if unknown before.
+    """Returns the batches of an epoch on each rank under Lightning's Trainer; None if unknown before.
 
     Args:
         loader: of training: the user's or the engine's.
@@ -137,22 +135,13 @@ def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
     try:
         length = loader.steps_per_epoch if hasattr(loader, "steps_per_epoch") else len(loader)
     except (TypeError, NotImplementedError):
-        length = None
-    if length is None:
         return None
     trainer = config.trainer
-    given = trainer.lightning or {}
     if isinstance(loader, DataLoader):  # Lightning shares out what no DistributedSampler does
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        if given.get("use_distributed_sampler", True) and not isinstance(sampler, DistributedSampler):
-            length = math.ceil(length / trainer.world_size)
-    asked = (
-        trainer.limit_batches,
-        trainer.overfit_batches,
-        given.get("limit_train_batches"),
-        given.get("overfit_batches"),
-    )
-    for limit in (one for one in asked if one):
+        length = length if isinstance(sampler, DistributedSampler) else math.ceil(length / trainer.world_size)
+    limits = trainer.limit_batches, (trainer.lightning or {}).get("limit_train_batches")
+    for limit in filter(None, limits if length is not None else ()):
         length = int(length * limit) if isinstance(limit, float) else min(length, limit)
     return length
 
@@ -175,7 +164,6 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
     from wellfed.train.step.train_step import parameter_groups
 
     data, model, schedule = objects.data, objects.model, config.workload.schedule
-    features = objects.features
 
     def optimizers() -> dict[str, Any]:
         groups, sparse = parameter_groups(model), objects.has_sparse_gradients
@@ -184,26 +172,15 @@ def wrapped(config: RunConfig, objects: RunObjects, plan: RunPlan, total_steps: 
         if scheduling is not None:
             return {"optimizer": optimizer, "lr_scheduler": scheduling.of(optimizer)}
         factor = Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, total_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": factor_of(optimizer, factor), "interval": "step"}}
+        # A lambda is not saved: a resumed run with more steps would get the old end of its schedule.
+        scheduler = LambdaLR(optimizer, lambda step: factor(step))  # noqa: PLW0108
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def dataset_of(split: str) -> Any:
         found = getattr(data, split)
         return getattr(found.loaders, "dataset", None) if isinstance(found, ReadByLightning) else found
 
-    mode: Any = plan.memory.features or "dynamic"
-    return PlainModule(
-        model,
-        prepare={split: Preparation(dataset_of(split), config.seed, model) for split in SPLITS},
-        metrics=SplitMetrics(model, data.evaluation, make_metrics(config)),
-        optimizers=optimizers,
-        features=None if features is None else FeatureTable(features, mode, may_change=False),
-        on_event=on_event,
-    )
-
-
-def factor_of(optimizer: Any, factor: Any) -> Any:
-    """Returns a scheduler that sets the rates by a factor. A lambda is not saved with it: a resumed run with more steps
-    would get the old end of its schedule."""
-    from torch.optim.lr_scheduler import LambdaLR
-
-    return LambdaLR(optimizer, lambda step: factor(step))  # noqa: PLW0108
+    prepare = {split: Preparation(dataset_of(split), config.seed, model) for split in SPLITS}
+    metrics, mode = SplitMetrics(model, data.evaluation, make_metrics(config)), plan.memory.features or "dynamic"
+    features = None if objects.features is None else FeatureTable(objects.features, mode, may_change=False)
+    return PlainModule(model, prepare, metrics, optimizers, features, on_event)

@@ -30,9 +30,11 @@ RunCeiling = Callable[[Sequence[Delivery], int], StepSummary | None]
 class Ceiling:
     """Steps on batches that are already on the device."""
 
-    def __init__(self, config: RunConfig, books: Bookkeeper, loader: Any, run: RunCeiling) -> None:
-        """``loader``: the loader of training."""
-        self._books, self._loader, self._run = books, loader, run
+    def __init__(
+        self, config: RunConfig, books: Bookkeeper, first: Callable[[], list[Delivery]], run: RunCeiling
+    ) -> None:
+        """``first``: returns the first batches of an epoch."""
+        self._books, self._first, self._run = books, first, run
         self._steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
 
     def warm_up(self) -> float | None:
@@ -65,7 +67,7 @@ class Ceiling:
         deliveries: list[Delivery] = []
         failure, summary = None, None
         try:
-            deliveries = whole(self._first_batches()) if steps else []
+            deliveries = whole(self._first()) if steps else []
         except Exception as error:  # noqa: BLE001  only a figure is lost; the other ranks stop too
             failure = error
         try:
@@ -79,11 +81,11 @@ class Ceiling:
             self._books.journal.event("ceiling_failed", message=message)
         return None if summary is None else summary.samples_per_s
 
-    def _first_batches(self) -> list[Delivery]:
-        """Returns the first batches of an epoch from the loader of training, which continues after them."""
-        loader = self._loader
-        loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
-        try:
-            return list(islice(loader, CEILING_BATCHES))
-        finally:
-            loader.close()
+
+def first_batches(loader: Any) -> list[Delivery]:
+    """Returns the first batches of an epoch from the engine's loader of training, which continues after them."""
+    loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
+    try:
+        return list(islice(loader, CEILING_BATCHES))
+    finally:
+        loader.close()

@@ -37,7 +37,6 @@ from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.executor import PointPlan
 from wellfed.study.trial_end import TrialMetric
-from wellfed.train.guest.arguments import before_forks
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ def _fill_caches() -> None:
     engine_state()
     installed_versions()
     page_of_finding("healthy", Path())
-    before_forks()
 
 
 def run_timed(shared: SharedParts, study: Connection, composed: Composed[RunConfig], plan: PointPlan | None) -> int:

@@ -7,5 +7,5 @@ places: one look at the loaders before the plan, and one call of the hooks that 
     data         where the batches come from   reading     place in an epoch, parts of a batch
     figures      metrics.csv                   saves       checkpoints, limits, signals
     additions    on_nan, gpu.compile           module      a plain model as a LightningModule
-    ceiling      steps without loading
+    ceiling      steps without loading         users       callbacks that can't be
 """

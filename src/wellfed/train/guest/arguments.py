@@ -9,13 +9,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import torch
-from lightning.fabric.utilities import registry
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -33,18 +30,12 @@ from wellfed.train.loop.training import Limits
 
 WHERE = "trainer.lightning"
 _KNOBS: Mapping[str, str] = {
-    "accelerator": "trainer.accelerator",
-    "devices": "trainer.devices",
-    "num_nodes": "trainer.num_nodes",
     "precision": "gpu.precision",
-    "max_epochs": "trainer.max_epochs",
-    "max_steps": "trainer.max_steps",
+    "benchmark": "gpu.cudnn_benchmark",
     "max_time": "trainer.max_time_s",
     "fast_dev_run": "trainer.max_steps",
     "accumulate_grad_batches": "memory.accumulate",
     "gradient_clip_val": "trainer.gradient_clip",
-    "deterministic": "trainer.deterministic",
-    "benchmark": "gpu.cudnn_benchmark",
     "log_every_n_steps": "trainer.log_every_steps",
     "callbacks": "callbacks",
     "logger": "logger",
@@ -54,7 +45,7 @@ _KNOBS: Mapping[str, str] = {
     "enable_checkpointing": "trainer.checkpoint_every_steps",
     "barebones": "telemetry.enabled",
 }
-"""Arguments of the Trainer that a knob sets -> the knob."""
+"""Arguments of the Trainer that a knob of another name sets -> the knob."""
 _EITHER: Mapping[str, str] = {
     "num_sanity_val_steps": "sanity_batches",
     "limit_train_batches": "limit_batches",
@@ -71,6 +62,7 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
     """Yields faults of ``trainer.lightning``: names that Lightning's Trainer lacks, or that a knob sets."""
     known = inspect.signature(pl.Trainer).parameters
     trainer, default = config.trainer, TrainerConfig()
+    runs_ddp = trainer.world_size > 1 and trainer.strategy.value != "fsdp"
     for name, value in (trainer.lightning or {}).items():
         where = f"{WHERE}.{name}"
         either = _EITHER.get(name, "")
@@ -78,21 +70,16 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
             near = nearest(name, known)
             way_out = f"Set {WHERE}.{near}." if near else f"Its arguments: {', '.join(sorted(known))}."
             yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
-        elif knob := _KNOBS.get(name):
-            yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
-        elif name == "strategy" and not _is_kind_of(value, trainer.strategy.value, trainer.world_size):
+        elif name == "strategy":
+            if runs_ddp and "ddp" in str(value).lower():  # a variant, as ddp_find_unused_parameters_true
+                continue
             problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
             yield Fault(where, problem, "Set trainer.strategy, and leave it out; or name a variant of ddp on several.")
+        elif knob := _KNOBS.get(name) or ("" if either or not hasattr(trainer, name) else f"trainer.{name}"):
+            yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
         elif either and getattr(trainer, either) != getattr(default, either):
             both = f"{where}={value} and trainer.{either}={getattr(trainer, either)}"
             yield Fault(where, f"{both} set the same.", f"Leave out one of them: trainer.{either}=null.")
-
-
-def _is_kind_of(value: Any, strategy: str, world_size: int) -> bool:
-    """Returns whether a strategy of Lightning's is a variant of DDP, as ``ddp_find_unused_parameters_true``, for ranks
-    that are planned to use DDP."""
-    name = value if isinstance(value, str) else str(value.get("_target_", "")) if isinstance(value, Mapping) else ""
-    return world_size > 1 and strategy != "fsdp" and "ddp" in name.lower()
 
 
 def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
@@ -105,8 +92,7 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
         if isinstance(one, EarlyStopping) and one.stopping_reason_message:
             reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
             return f"{type(one).__name__}: {reason}"
-    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
-    if limits.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
+    if any(isinstance(one, Timer) and (one.time_remaining() or 0) <= 0 for one in trainer.callbacks):
         return f"trainer.max_time_s={limits.max_time_s:g}"
     return "trainer.should_stop" if trainer.should_stop else None
 
@@ -194,15 +180,6 @@ def _strategy(name: Literal["auto", "ddp", "fsdp"], world_size: int) -> Any:
     return DDPStrategy(timeout=timeout) if world_size > 1 else name
 
 
-# Each Trainer looks for packages with callbacks, which reads the metadata of all packages.
-registry.entry_points = cache(registry.entry_points)
-
-
-def before_forks() -> None:
-    """Looks for packages that each Trainer looks for, before processes are forked."""
-    registry.entry_points(group="lightning.pytorch.callbacks_factory")
-
-
 def quiet_lightning() -> None:
     """Silences Lightning's notes, and warnings that don't apply here."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
@@ -222,19 +199,6 @@ def quiet_lightning() -> None:
         warnings.filterwarnings("ignore", message=f".*{text}.*")
 
 
-class Settled(pl.Callback):
-    """Wait for the device before training.
-
-    Lightning wraps a model in DDP on a separate stream (`DDPStrategy._setup_model`), where DDP broadcasts the weights
-    of rank 0. Without the wait, the first step could start on another stream before the broadcast ends.
-    """
-
-    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        device = trainer.strategy.root_device
-        if device.type == "cuda" and trainer.world_size > 1:
-            torch.cuda.synchronize(device)
-
-
 @contextmanager
 def explained(checkpoint: Path | None) -> Iterator[None]:
     """Explains what Lightning refuses, and errors of restoring a checkpoint. Errors of the user's code pass.
@@ -248,11 +212,8 @@ def explained(checkpoint: Path | None) -> Iterator[None]:
     except MisconfigurationException as error:
         raise WellfedError(str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        called = {
-            (frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)
-        }
-        restores = any(file == checkpoint_connector.__file__ and "restore" in name for file, name in called)
-        if checkpoint is None or not restores or any(is_the_users(file) for file, _ in called):
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if checkpoint is None or checkpoint_connector.__file__ not in files or any(map(is_the_users, files)):
             raise
         problem = f"its state can't be restored ({type_and_line(error)})."
         way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -25,12 +25,8 @@ LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_d
 STEPS = {"train": "training_step", "val": "validation_step", "test": "test_step"}
 
 
-class NeedsTrainer(AttributeError):
-    """Error for an attribute of the Trainer that is used before there is one."""
-
-
 class NoTrainerYet:
-    """Placeholder for the Trainer while loaders are looked at."""
+    """Placeholder for the Trainer while loaders are looked at. Other attributes of it raise an AttributeError."""
 
     current_epoch = global_step = 0
     training = validating = testing = sanity_checking = predicting = False
@@ -39,9 +35,6 @@ class NoTrainerYet:
         self.num_devices, self.num_nodes, self.world_size = num_devices, num_nodes, num_devices * num_nodes
         self.global_rank, self.local_rank = own_rank(), own_local_rank()
         self.node_rank, self.is_global_zero = self.global_rank // num_devices, self.global_rank == 0
-
-    def __getattr__(self, name: str) -> Any:
-        raise NeedsTrainer(f"self.trainer.{name}")
 
 
 @dataclass(frozen=True)
@@ -63,9 +56,14 @@ class GuestLoaders:
         return self.owner if isinstance(self.owner, pl.LightningDataModule) else None
 
     @property
+    def of_training(self) -> list[Any]:
+        """The loaders of training, as far as they are known."""
+        return [] if self.given.get("train") is None else list(combined(self.given["train"]).flattened)
+
+    @property
     def first(self) -> DataLoader[Any] | None:
         """The DataLoader of training; None if there are several, or another iterable."""
-        found = _flat(self.given.get("train"))
+        found = self.of_training
         return found[0] if len(found) == 1 and isinstance(found[0], DataLoader) else None
 
     def has(self, split: str) -> bool:
@@ -79,8 +77,21 @@ class GuestLoaders:
     @property
     def name(self) -> str:
         """Classes of the loaders of training, and of what gives them."""
-        kinds = " and ".join(sorted({type(one).__name__ for one in _flat(self.given.get("train"))}))
+        kinds = " and ".join(sorted({type(one).__name__ for one in self.of_training}))
         return " of ".join(filter(None, [kinds, "" if self.owner is None else type(self.owner).__name__]))
+
+    def changed(self, config: RunConfig, split: str, loaders: Any) -> Any:
+        """Returns loaders of a split with what was typed changed in each DataLoader, for one rank.
+
+        Raises:
+            ConfigError: a loader can't be made again so.
+        """
+        changes = self.changes(config, split)
+        if not changes or loaders is None:
+            return loaders
+        made = copy.copy(combined(loaders))
+        made.flattened = [remade(one, changes, split) for one in made.flattened]
+        return made if isinstance(loaders, CombinedLoader) else made.iterables
 
     def changes(self, config: RunConfig, split: str) -> dict[str, Any]:
         """Returns the arguments of a split's DataLoaders that were typed, for one rank."""
@@ -91,12 +102,39 @@ class GuestLoaders:
                 found["batch_size"] = self.step_samples // config.trainer.world_size
         return found
 
+    def arguments(self, **loaders: Any) -> dict[str, Any]:
+        """Returns the arguments of ``Trainer.fit``, ``validate`` or ``test`` that name the loaders.
+
+        Args:
+            loaders: those that an owner does not give.
+        """
+        if self.data_module is not None:
+            return {"datamodule": self.data_module}
+        return {} if self.owner is not None else loaders
+
+    @contextmanager
+    def through(self, change: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
+        """Replaces the owner's hooks for loaders within the block.
+
+        Args:
+            change: called with the split and the hook; returns the loaders that Lightning gets.
+        """
+        hooks = {} if self.owner is None else {one: hook for one, hook in LOADERS.items() if self.has(one)}
+        instead = {hook: partial(change, split, getattr(self.owner, hook)) for split, hook in hooks.items()}
+        with replaced(self.owner, instead):
+            yield
+
+
+def combined(loaders: Any) -> CombinedLoader:
+    """Returns loaders as Lightning combines those of training."""
+    return loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
+
 
 def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
     """Returns the loaders of a LightningDataModule or LightningModule, looked at once before the plan.
 
-    ``prepare_data`` and ``setup("fit")`` are called for it, and not again by Lightning. If they need the Trainer, all
-    is left to Lightning, and generators are as before.
+    ``prepare_data`` and ``setup("fit")`` are called for it, and not again by Lightning. If they need more of the
+    Trainer than its ranks, all is left to Lightning, and generators are as before.
 
     Raises:
         ConfigError: there is no loader for training.
@@ -117,15 +155,9 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
             for split in ("train", "val"):
                 if is_overridden(owner, LOADERS[split]):
                     given[split] = getattr(owner, LOADERS[split])()
-    except NeedsTrainer as error:
+    except AttributeError as error:  # if it is not the Trainer's, Lightning's own call raises it again
         undo_draws()
-        return GuestLoaders(owner, unknown=f"{name} needs {error} to make them")
-    except AttributeError as error:
-        if is_overridden(owner, "setup"):
-            raise
-        problem = f"{name}'s loaders can't be made ({error}), and it has no setup(stage)."
-        way_out = "Make the data sets in setup(self, stage), or in __init__."
-        raise ConfigError.of("workload.data", problem, way_out) from error
+        return GuestLoaders(owner, unknown=f"{name} can't make them without a Trainer ({error})")
     finally:
         vars(owner)[attribute] = None
     for hook in ("prepare_data", "setup"):
@@ -156,67 +188,19 @@ def _as_it_came(owner: Any) -> dict[str, Any]:
     return state | {name: None for name in ("trainer", "_trainer") if name in state}
 
 
-def arguments_of(loaders: GuestLoaders, given: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the arguments of ``Trainer.fit``, ``validate`` or ``test`` that name the loaders.
-
-    Args:
-        given: loaders that an owner does not give.
-        names: names of their arguments.
-    """
-    if loaders.data_module is not None:
-        return {"datamodule": loaders.data_module}
-    return {} if loaders.owner is not None else dict(zip(names, given, strict=True))
-
-
-@contextmanager
-def changed(loaders: GuestLoaders, change: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
-    """Replaces the owner's hooks for loaders within the block.
-
-    Args:
-        change: called with the split and the hook; returns the loaders.
-    """
-    owner = loaders.owner
-    hooks = {} if owner is None else {one: hook for one, hook in LOADERS.items() if is_overridden(owner, hook)}
-    with replaced(owner, {hook: partial(change, split, getattr(owner, hook)) for split, hook in hooks.items()}):
-        yield
-
-
 @contextmanager
 def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
     """Replaces methods of an object within the context."""
-    if not instead:
-        yield
-        return
     own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
-    vars(owner).update(instead)
+    if instead:
+        vars(owner).update(instead)
     try:
         yield
     finally:
         for name in instead:
             vars(owner).pop(name, None)  # it may have been removed already
-        vars(owner).update(own)
-
-
-def with_changes(loaders: Any, changes: Mapping[str, Any], split: str) -> Any:
-    """Returns loaders with typed arguments changed in each DataLoader; ``loaders`` itself without any."""
-    if not changes or loaders is None:
-        return loaders
-    if isinstance(loaders, CombinedLoader):
-        made = copy.copy(loaders)
-        made.flattened = [remade(one, changes, split) for one in loaders.flattened]
-        return made
-    if isinstance(loaders, Mapping):
-        return {key: with_changes(one, changes, split) for key, one in loaders.items()}
-    if isinstance(loaders, (list, tuple)):
-        return [with_changes(one, changes, split) for one in loaders]
-    return remade(loaders, changes, split)
-
-
-def _flat(loaders: Any) -> list[Any]:
-    if loaders is None:
-        return []
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
-    return list(combined.flattened)
+        if own:
+            vars(owner).update(own)
 
 
 class Bare:
@@ -238,8 +222,7 @@ class Bare:
     def __iter__(self) -> Iterator[Any]:
         for delivery in self._loader:
             handed = [delivery.batch]
-            num_samples = delivery.size
-            delivery.batch, delivery.num_samples = None, num_samples
+            delivery.num_samples, delivery.batch = delivery.size, None
             self.latest = delivery
             del delivery  # a reference here would keep it on the device
             yield handed.pop()

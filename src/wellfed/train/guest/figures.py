@@ -20,12 +20,17 @@ class LoggedFigures(pl.Callback):
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
         self._trainer: pl.Trainer | None = None
-        self._is_in_epoch = False
-        """Lightning is within a pass over a split, not at its end."""
         self._written: dict[str, Any] = {}
-        """Logged name -> latest written value, to recognise new values."""
+        """Logged name -> latest written value, to recognise new values: Lightning keeps those of earlier epochs."""
         self._added: set[str] = set()
         """Names that are in Lightning's ``callback_metrics`` because of this callback."""
+
+    @property
+    def of_validation(self) -> list[str]:
+        """Names of the metrics of validation that Lightning has, without ``val/``."""
+        known = () if self._trainer is None else self._trainer.callback_metrics
+        named = (name_in_metrics(name, "val") for name in known)
+        return [name.removeprefix("val/") for name in named if name.startswith("val/")]
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -33,72 +38,46 @@ class LoggedFigures(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._figures.begin(trainer.global_step, trainer.current_epoch)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._is_in_epoch = True
-
-    on_validation_batch_start = on_test_batch_start = on_train_batch_start
-
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         figures = self._figures
         figures.step, figures.epoch = trainer.global_step, trainer.current_epoch
         if figures.step // figures.every > figures.handed_over_step // figures.every:  # a batch may take several steps
-            self._write_training(trainer)
-        elif trainer.is_last_batch:
-            _ = trainer.callback_metrics  # keeps what was logged in this step for the end of the epoch
+            self.on_train_epoch_end(trainer, module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._is_in_epoch = False
-        self._write_training(trainer)
-
-    def _write_training(self, trainer: pl.Trainer) -> None:
         if self._figures.step == self._figures.handed_over_step:
             return
-        values = self._logged(trainer, "train")
+        values = self._new(trainer, "train")
         if trainer.optimizers:
             values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         self._figures.trained(values)
         self._make_known(trainer, "train", values)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._is_in_epoch = False
-        if not trainer.sanity_checking:
-            self._figures.validated_step = self._figures.step
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._is_in_epoch = False
-
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        # The module's own hook at the epoch's end may log, and comes after this callback's.
         if not trainer.sanity_checking:
-            self._write("val", self._logged(trainer, "val"), trainer)
+            self._write(trainer, "val", self._new(trainer, "val"))
 
     def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._write("test", self._logged(trainer, "test"), trainer)
+        self._write(trainer, "test", self._new(trainer, "test"))
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """Writes metrics that the module or a callback passes to its logger.
-
-        Leaves out metrics that Lightning keeps under the name of a split, which the hooks above write. Includes metrics
-        that are logged at the end of an epoch.
-        """
+        """Writes metrics that Lightning, the module or a callback passes to a logger. Each is written once a step."""
         trainer = self._trainer
         if trainer is None or trainer.sanity_checking:
             return
         state = "test" if trainer.testing else "val" if trainer.validating else "train"
         found: dict[str, dict[str, float]] = {}
         for name, value in values.items():
-            is_kept = self._is_in_epoch and _split_of(name) is not None and name in trainer.callback_metrics
-            if name == "epoch" or is_kept:
+            if name == "epoch" or (state != "train" and "_step" in name):  # one batch of an evaluation
                 continue
             split, _, rest = name_in_metrics(name, state).partition("/")
-            found.setdefault(split, {})[rest] = value
+            found.setdefault(split, {})[rest.removesuffix("_step")] = value
+        known = trainer.callback_metrics
+        self._written.update({name: known[name] for name in values if name in known})
         for split, named in found.items():
-            self._write(split, named, trainer)
-        if not self._is_in_epoch:
-            known = trainer.callback_metrics
-            self._written.update({name: known[name] for name in values if name in known})
+            self._write(trainer, split, named)
 
-    def _write(self, split: str, values: Mapping[str, float], trainer: pl.Trainer) -> None:
+    def _write(self, trainer: pl.Trainer, split: str, values: Mapping[str, float]) -> None:
         self._figures.write(split, values)
         self._make_known(trainer, split, values)
 
@@ -110,12 +89,13 @@ class LoggedFigures(pl.Callback):
                 self._added.add(dotted)
                 known[dotted] = torch.tensor(value)
 
-    def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
+    def _new(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
         """Returns new metrics of a split. ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
-        logged = trainer.callback_metrics.items()
-        own = {name: value for name, value in logged if name not in self._added and _split_of(name) == split}
-        # Lightning keeps the values of earlier epochs.
-        new = {name: value for name, value in own.items() if value is not self._written.get(name)}
+        new = {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if name not in self._added and _split_of(name) == split and value is not self._written.get(name)
+        }
         self._written.update(new)
         return {name[len(split) + 1 :].removesuffix("_step"): float(value) for name, value in new.items()}
 
@@ -130,8 +110,8 @@ def _split_of(name: str) -> str | None:
     return next((split for split in _SPLITS if name.startswith((f"{split}/", f"{split}_"))), None)
 
 
-def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
-    """Returns name and direction of the monitored metrics of validation; names without ``val/``."""
+def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
+    """Returns name, without ``val/``, and direction of the first metric of validation that is monitored, if any."""
     found: list[tuple[Any, Any]] = [
         (getattr(one, "monitor", None), getattr(one, "mode", "min"))
         for one in trainer.callbacks
@@ -139,4 +119,4 @@ def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
     ]
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
-    return [(name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")]
+    return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -17,22 +17,18 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.errors import WellfedError
-from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.observe.telemetry.series import Phase
-from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
 from wellfed.process import StopRequest
+from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.growth import MemoryGrowth
 
 _FETCH = "train_dataloader_next"
 """Lightning's action of taking the next batch from the loaders."""
 _HOOKS = ("on_", "setup", "teardown")
-OF_STEPS = (
-    *("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end"),
-    *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
-    *("on_train_batch_start", "on_train_batch_end"),
-)
-"""Hooks of a training without epochs and validations, as one that is only timed."""
+_NOT_OF_STEPS = ("epoch", "validation", "sanity")
+"""Parts of the names of hooks that a training without epochs and validations does not call."""
 _OURS = "wellfed."
 
 
@@ -131,9 +127,12 @@ class Together(pl.Callback):
     Lightning calls all six hooks of a step on every callback, and most override one or two.
     """
 
-    def __init__(self, callbacks: Sequence[pl.Callback], only: Sequence[str] = ()) -> None:
-        """``only``: hooks that are called; empty = all."""
-        for name in only or [name for name in vars(pl.Callback) if name.startswith(_HOOKS)]:
+    def __init__(self, callbacks: Sequence[pl.Callback], *, only_steps: bool = False) -> None:
+        """``only_steps``: hooks of epochs and validations are not called."""
+        for name in vars(pl.Callback):
+            is_left_out = only_steps and any(word in name for word in _NOT_OF_STEPS)
+            if not name.startswith(_HOOKS) or is_left_out:
+                continue
             if calls := [getattr(one, name) for one in callbacks if is_overridden(one, name)]:
                 setattr(self, name, calls[0] if len(calls) == 1 else partial(_call, calls))
 
@@ -173,40 +172,14 @@ def samples_of(batch: Batch) -> int:
 
 
 class Steps(pl.Callback):
-    """Counts and times the steps of a training. It must be the first callback: the others' time is host time."""
+    """Counts, times and shows the steps of a training. It must be the first callback: the others' time is host time."""
 
-    def __init__(
-        self,
-        clock: StepClock,
-        take: Callable[[Iterable[StepRow]], None],
-        progress: Progress,
-        watch: Watch,
-        *,
-        on_start: Callable[[], None] = lambda: None,
-        on_step: Callable[[int, float, int], None] = lambda steps, epochs, samples: None,
-        on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
-        on_batch: Callable[[Delivery], None] | None = None,
-        on_save: Callable[[], object] = lambda: None,
-        is_measured: Callable[[int], bool] = lambda step: False,
-        warmup_steps: int = WARMUP_STEPS,
-    ) -> None:
-        """
-        Args:
-            take: called with finished rows.
-            on_step: called with steps done, epochs done (a fraction), samples of this step over all ranks.
-            on_first: called with the bytes of the first batch by dtype.
-            on_batch: called with each batch, as a delivery.
-            on_save: called on each rank before a checkpoint is written.
-            is_measured: returns whether a training that is only timed has enough steps.
-        """
-        self._clock, self._take, self._progress, self._watch = clock, take, progress, watch
-        self._on_start, self._on_step, self._on_save = on_start, on_step, on_save
-        self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
-        self._on_batch, self._is_measured, self._warmup_left = on_batch, is_measured, warmup_steps
+    def __init__(self, clock: StepClock, watch: Watch, watchers: Watchers, *, warmup_steps: int = WARMUP_STEPS) -> None:
+        self._clock, self._watch, self._watchers, self._warmup_left = clock, watch, watchers, warmup_steps
         self._own = self._largest = self._parts = 0
         """Samples of this rank in the step so far, samples of its largest part, number of parts."""
-        self._has_stepped = False
-        """An optimizer's step was seen. Without one, its time would count as that of another phase."""
+        self._has_begun = self._has_stepped = False
+        """A batch has come; an optimizer's step was seen. Without one, its time would count as another phase's."""
         self._before: tuple[Phase, str | None] = "train", None
         """Phase and account before a validation."""
         self.samples = 0
@@ -215,11 +188,24 @@ class Steps(pl.Callback):
         """A batch has reached the device, and its step is not done."""
         self.growth = MemoryGrowth(torch.device("cpu"))
 
+    def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
+        # DDP broadcasts the weights of rank 0 on another stream (`DDPStrategy._setup_model`), before the first step.
+        if module.device.type == "cuda" and trainer.world_size > 1:
+            torch.cuda.synchronize(module.device)
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._watchers.sanity()
+
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self.growth = MemoryGrowth(trainer.strategy.root_device)
-        self._progress.step = trainer.global_step
-        self._progress.enter("train")
-        self._on_start()
+        watchers, device = self._watchers, trainer.strategy.root_device
+        self.growth = MemoryGrowth(device)
+        watchers.progress.step = trainer.global_step
+        watchers.progress.enter("train")
+        watchers.on_start()
+        if watchers.bar is not None:
+            watchers.bar.begin(trainer.global_step)
+        if watchers.trace is not None:
+            watchers.trace.begin(device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.interrupt()
@@ -227,18 +213,18 @@ class Steps(pl.Callback):
         self.is_in_step = False
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        size = samples_of(batch)
+        size, watchers = samples_of(batch), self._watchers
         if not self._parts:
             self._clock.copied()
         self.is_in_step = True
         self._watch.is_waiting = False
         self._own, self._largest, self._parts = self._own + size, max(self._largest, size), self._parts + 1
         self.samples = self._own
-        if self._on_first is not None:
-            self._on_first(batches.bytes_by_dtype(batch))
-            self._on_first = None
-        if self._on_batch is not None:
-            self._on_batch(Delivery(batch, trainer.current_epoch, batch_idx, size, num_samples=size))
+        if not self._has_begun:
+            self._has_begun = True
+            watchers.on_first_batch(batches.bytes_by_dtype(batch))
+        if watchers.on_batch is not None:
+            watchers.on_batch(Delivery(batch, trainer.current_epoch, batch_idx, size, num_samples=size))
         self._begin(FORWARD)
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
@@ -259,46 +245,63 @@ class Steps(pl.Callback):
         self._watch.is_waiting = False
         if is_within_step(trainer, batch_idx) or not self._parts:  # a batch that is None has no step
             return
-        self.growth.note(trainer.global_step)
+        step, watchers, trace = trainer.global_step, self._watchers, self._watchers.trace
+        self.growth.note(step)
         latest = latest_of(trainer)
         total = latest.total if latest is not None else self._own * trainer.world_size
-        if disturbed := getattr(module, "was_disturbed", False):
-            module.was_disturbed = False
+        is_warmup = self._warmup_left > 0 or (trace is not None and trace.is_recording)
+        if getattr(module, "was_disturbed", False):
+            module.was_disturbed, is_warmup = False, True
         is_due = self._clock.end(
-            step=trainer.global_step,
-            samples=total,
-            micro_batch=self._largest,
-            num_micro=self._parts,
-            warmup=disturbed or self._warmup_left > 0,
+            step=step, samples=total, micro_batch=self._largest, num_micro=self._parts, warmup=is_warmup
         )
         self._warmup_left = max(0, self._warmup_left - 1)
         if is_due:
-            self._take(self._clock.rows())
+            watchers.take_rows(self._clock.rows())
         if trainer.is_last_batch:
             self._clock.wall.switch(EPOCH_END)
+        if trace is not None:
+            trace.step_ended()
+        if watchers.sync_search is not None:
+            watchers.sync_search.step_ended()
         of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)
-        self._on_step(trainer.global_step, trainer.current_epoch + of_epoch, total)
+        watchers.on_step(step, trainer.current_epoch + of_epoch, total)
         self._own = self._largest = self._parts = 0
         self.is_in_step = False
-        trainer.should_stop |= self._is_measured(trainer.global_step)
+        if watchers.bar is not None:
+            watchers.bar.look("training", step)
+        trainer.should_stop |= watchers.is_measured is not None and watchers.is_measured(step)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.wall.settle()
-        self._before = self._progress.phase, self._clock.wall.switch(VALIDATION)
-        self._progress.enter("validate")
+        if self._watchers.sync_search is not None and not trainer.sanity_checking:
+            self._watchers.sync_search.close()
+        self._before = self._watchers.progress.phase, self._clock.wall.switch(VALIDATION)
+        self._watchers.progress.enter("validate")
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._watchers.bar is not None and not trainer.sanity_checking:
+            self._watchers.bar.look("validating", trainer.global_step)
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         phase, account = self._before
         self._clock.wall.back(account)
-        self._progress.enter(phase)
+        self._watchers.progress.enter(phase)
         self._clock.interrupt()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         self._clock.interrupt()
-        self._on_save()
+        self._watchers.on_save()
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         if module.device.type == "cuda":
             torch.cuda.synchronize(module.device)
         self._clock.wall.switch(END)
-        self._take(self._clock.rows(wait=True))
+        self._watchers.take_rows(self._clock.rows(wait=True))
+        self._watchers.close()
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        if trainer.sanity_checking:
+            note = "in the val batches that are tried before training; trainer.sanity_batches=0 tries none"
+            exception.add_note(note)
+        self._watchers.close()

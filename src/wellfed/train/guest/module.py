@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.batches import Delivery
-from wellfed.contract import Batch
+from wellfed.contract import Batch, FeatureSource
+from wellfed.record.entries import OnEvent
 from wellfed.train.guest.marks import latest_of, samples_of
 from wellfed.train.guest.sharding import whole
 from wellfed.train.memory.features import FeatureTable
@@ -30,7 +31,7 @@ class PlainModule(pl.LightningModule):
         metrics: SplitMetrics,
         optimizers: Callable[[], dict[str, Any]],
         features: FeatureTable | None,
-        on_event: Callable[..., None],
+        on_event: OnEvent,
     ) -> None:
         """
         Args:
@@ -38,8 +39,8 @@ class PlainModule(pl.LightningModule):
             optimizers: returns what ``configure_optimizers`` returns.
         """
         super().__init__()
-        self.model, self._prepare, self._metrics = model, prepare, metrics
-        self._optimizers, self._features, self._on_event = optimizers, features, on_event
+        self.model, self._prepare, self._metrics, self._optimizers = model, prepare, metrics, optimizers
+        self._features, self._on_event = features, on_event
         self._loss = Loss(model)
 
     @property
@@ -61,12 +62,17 @@ class PlainModule(pl.LightningModule):
 
     on_validation_start = on_test_start = on_fit_start
 
+    @property
+    def _source(self) -> FeatureSource | None:
+        return None if self._features is None else self._features.source
+
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
-        features, position = self._features, Delivery(batch, self.current_epoch, number, 0)
-        if split == "train" and (latest := latest_of(self.trainer)) is not None:
-            position.epoch, position.index = latest.epoch, latest.index
-        part = number % self.trainer.accumulate_grad_batches if split == "train" else 0
-        return self._prepare[split](batch, position, part, features.source if features else None)
+        position, part = Delivery(batch, self.current_epoch, number, 0), 0
+        if split == "train":
+            part = number % self.trainer.accumulate_grad_batches
+            if (latest := latest_of(self.trainer)) is not None:
+                position.epoch, position.index = latest.epoch, latest.index
+        return self._prepare[split](batch, position, part, self._source)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         output = self._loss(self._prepared("train", batch, batch_idx))
@@ -80,16 +86,11 @@ class PlainModule(pl.LightningModule):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate("val", batch, batch_idx)
+        split = "test" if self.trainer.testing else "val"
+        weight = self._prepare[split].weight(batch, samples_of(batch)) if self._metrics.takes_loss else 0
+        self._metrics.update(self._prepared(split, batch, batch_idx), weight, self._source)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate("test", batch, batch_idx)
-
-    def _evaluate(self, split: str, batch: Batch, number: int) -> None:
-        prepare, features = self._prepare[split], self._features
-        weight = prepare.weight(batch, samples_of(batch)) if self._metrics.takes_loss else 0
-        batch = self._prepared(split, batch, number)
-        self._metrics.update(batch, weight, features.source if features else None)
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         split = "test" if self.trainer.testing else "val"

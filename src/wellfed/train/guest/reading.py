@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,10 +19,10 @@ from wellfed.contract import Batch
 from wellfed.data.reading_state import restore_states, states_of
 from wellfed.errors import ConfigError
 from wellfed.ranks import own_rank, share_of
-from wellfed.train.guest.marks import samples_of
+from wellfed.train.guest.data import combined, replaced
+from wellfed.train.guest.marks import latest_of, samples_of
 
 _LOG = logging.getLogger(__name__)
-Split = Callable[[Batch, list[int]], list[Batch]]
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Parts:
     """Parts of each batch, whose summed gradients equal that of the whole batch."""
 
     number: int
-    split: Split
+    split: Callable[[Batch, list[int]], list[Batch]]
     """Returns successive parts of a batch by their sizes, which may be 0."""
     weights: deque[float] = field(default_factory=deque)
     """Factors on the losses of the parts that are handed out and not yet computed. Lightning divides each loss by the
@@ -46,34 +47,35 @@ class Parts:
         return self.split(batch, sizes)
 
 
-def weighing(step: Callable[..., Any], weight: Callable[[], float]) -> Callable[..., Any]:
-    """Returns the strategy's ``training_step`` with its loss weighed; logged values are unchanged.
+@contextmanager
+def weighed(trainer: pl.Trainer, parts: Parts | None, num_ranks: int) -> Iterator[None]:
+    """Weighs losses by their samples within the block: those of parts, and of ranks that the engine's loader feeds.
 
-    The module itself stays as it is, so that a deep copy of it, such as an average of the weights, runs its own step.
+    Logged values are unchanged. The module itself stays as it is, so that a deep copy of it, such as an average of the
+    weights, runs its own step.
 
     Args:
-        weight: called once a step with the factor of its loss.
+        num_ranks: ranks that the engine's loader feeds; 1 where each reads a loader of the user's.
     """
+    step = trainer.strategy.training_step
 
     def training_step(*arguments: Any, **named: Any) -> Any:
-        output, factor = step(*arguments, **named), weight()
+        output, factor = step(*arguments, **named), 1.0 if parts is None else parts.weights.popleft()
+        if num_ranks > 1 and (latest := latest_of(trainer)) is not None:
+            factor *= 0.0 if latest.is_padding else latest.size * num_ranks / latest.total
         if output is None or factor == 1:
             return output
         return {**output, "loss": output["loss"] * factor} if isinstance(output, Mapping) else output * factor
 
-    return training_step
-
-
-def asks_again(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
-    """Returns whether one computes the gradient of a step repeatedly. Lightning gives it the last part alone."""
-    return any(isinstance(one, torch.optim.LBFGS) for one in optimizers)
+    with replaced(trainer.strategy, {} if parts is None and num_ranks == 1 else {"training_step": training_step}):
+        yield
 
 
 class SchedulersOfParts(pl.Callback):
     """Scaling of the frequency of schedulers that count batches, since Lightning counts parts."""
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        if asks_again(trainer.optimizers):
+        if any(isinstance(one, torch.optim.LBFGS) for one in trainer.optimizers):
             problem = "LBFGS computes the gradient of a step repeatedly, and Lightning would use the last part alone."
             way_out = "Set memory.accumulate=1 and memory.micro_batch=null."
             raise ConfigError.of(f"memory.accumulate={trainer.accumulate_grad_batches}", problem, way_out)
@@ -86,8 +88,8 @@ class PlacedLoader(CombinedLoader):
     """Loaders as Lightning combines them, from a place on or in parts. ``iterables`` are the user's own."""
 
     def __init__(self, loaders: Any, place: Place | None, parts: Parts | None) -> None:
-        combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
-        super().__init__(combined.iterables, combined._mode)
+        given = combined(loaders)
+        super().__init__(given.iterables, given._mode)
         self._place, self._parts = place, parts
         self._waiting = deque[Any]()
 
@@ -134,56 +136,43 @@ class Place(pl.Callback):
         """Finished epochs, batches of the next one, and batches in all."""
         self.is_resuming, self._saved, self._fed = saved is not None, saved or {}, fed
         self._start: dict[str, Any] = {}
-        """States of generators before the loaders of the present epoch were opened."""
-        self._is_open = False
-        """The loaders of the next batch have been opened, which may have drawn."""
+        """States of generators before the loaders of the present epoch were opened. Without ``rng`` they have not been
+        opened, or they keep their place themselves."""
         self._rng: dict[str, Any] | None = None
         self._device = torch.device("cpu")
         if saved is not None:
             position = saved["position"]
             self.epoch, self.batch, self.batches = (int(position[name]) for name in ("epoch", "batch", "batches"))
-            self._start, self._rng = _own(position.get("starts")) or {}, _own(saved.get("rng_of_ranks"))
-            self._is_open = bool(position.get("is_open"))
+            self._start, self._rng = _own(position["starts"]), _own(saved["rng_of_ranks"])
 
     def opens(self, loaders: list[Any]) -> None:
         """Notes the states of all generators before loaders are opened: order and draws follow from them."""
-        self._note_start(loaders)
-        self._is_open = True
-
-    def _note_start(self, loaders: list[Any]) -> None:
         if self._fed is None:
-            stay = any(getattr(one, "_iterator", None) is not None for one in loaders)
-            self._start = {**states_of(loaders), "workers_stay": stay}
+            keep_place = any(hasattr(one, "load_state_dict") for one in loaders)  # Lightning saves and restores it
+            self._start = _unopened(loaders) if keep_place else _states(loaders)
 
     def resume(self, loaders: list[Any], begin: Callable[[], Any], read: Callable[[], Any]) -> None:
-        """Opens the loaders as the run did that wrote the checkpoint, and reads up to the place.
-
-        Loaders with ``load_state_dict`` are placed by Lightning.
-        """
-        was_open, is_placed = self._is_open, any(hasattr(one, "load_state_dict") for one in loaders)
-        self.is_resuming, self._is_open = False, True
-        if self._start.get("workers_stay"):
+        """Opens the loaders as the run did that wrote the checkpoint, and reads up to the place."""
+        start, self.is_resuming = self._start, False
+        was_open = start.get("rng") is not None
+        self._restore_rng()
+        if start.get("workers_stay"):
             with generators.kept(loaders):
                 begin()  # opened a second time they draw no new seed
-        if was_open and not is_placed and self._fed is None:
-            with generators.kept():
-                restore_states(loaders, self._start)
-                begin()
-                for _ in range(self.batch):
-                    read()
-            self._restore_rng()
+        with generators.kept() if was_open else nullcontext():
+            restore_states(loaders, start)
+            if not was_open:
+                self.opens(loaders)
+            begin()
+            for _ in range(self.batch if was_open else 0):
+                read()
+        if was_open:
             _LOG.info("%d batches of epoch %d were read again, up to the checkpoint.", self.batch, self.epoch)
-            return
-        restore_states(loaders, {"held": self._start.get("held")})
-        self._restore_rng()
-        begin()
 
     def _restore_rng(self) -> None:
         if self._rng is not None:
             generators.restore(self._rng, self._device)
             self._rng = None
-
-    # -- counting -------------------------------------------------------------------------------------------------
 
     def count(self, *, is_last: bool) -> None:
         """Counts a batch."""
@@ -193,14 +182,13 @@ class Place(pl.Callback):
 
     def _end_epoch(self) -> None:
         if self.batch:
-            self.epoch, self.batch, self._is_open = self.epoch + 1, 0, False
+            self.epoch, self.batch, self._start = self.epoch + 1, 0, {}
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._end_epoch()  # a hook has ended the last one, or no further batch came
-        if trainer.current_epoch > 0 and not self.is_resuming:
-            self._is_open = False  # Lightning opens loaders again that it has just reloaded
-        if self.batch or not self._is_open:
-            self._restore_rng()  # before draws at the start of an epoch
+        if trainer.current_epoch > 0 and not trainer.fit_loop.is_resuming:
+            self._start = {}  # Lightning opens loaders after this hook, those again that it has just reloaded
+        self._restore_rng()  # before draws at the start of an epoch
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._saved:
@@ -210,15 +198,14 @@ class Place(pl.Callback):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        loaders = [] if trainer.fit_loop._combined_loader is None else trainer.fit_loop._combined_loader.flattened
-        if not self._is_open and not self.is_resuming:
-            self._note_start(loaders)
-        own = generators.state(trainer.strategy.root_device), self._start
+        read, start = trainer.fit_loop._combined_loader, self._start
+        if not (start or self.is_resuming) and self._fed is None:
+            start = _unopened([] if read is None else read.flattened)
+        own = generators.state(trainer.strategy.root_device), start
         of_ranks = [own] * trainer.world_size
         if trainer.world_size > 1:  # all ranks save, and one writes
             torch.distributed.all_gather_object(of_ranks, own)
         position: dict[str, Any] = {"epoch": self.epoch, "batch": self.batch, "batches": self.batches}
-        position["is_open"] = self._is_open
         position["starts"] = [start for _, start in of_ranks]
         if self._fed is not None:
             position["loader"] = self._fed.state_dict()
@@ -232,32 +219,28 @@ class Place(pl.Callback):
             self._fed.load_state_dict(self._saved["position"]["loader"])
             if self.batch and self._fed.state_dict()["batch"] == 0:  # it begins the epoch anew
                 self.batch = 0
-        counters = checkpoint["loops"]["fit_loop"]
-        counters.update(self._counters(counters, int(trainer.accumulate_grad_batches)))
-
-    def _counters(self, before: Mapping[str, Any], parts: int) -> dict[str, Any]:
-        """Returns Lightning's counters at this place.
-
-        Those of the checkpoint depend on the hook in which it was written, and on the limits of its run.
-
-        Args:
-            before: the counters of the checkpoint.
-            parts: parts of each batch from now on.
-        """
-        begun = self.epoch + (self.batch > 0)
-        epoch = {"ready": begun, "started": begun, "processed": self.epoch, "completed": self.epoch}
-        total, current = dict.fromkeys(epoch, self.batches * parts), dict.fromkeys(epoch, self.batch * parts)
-        none = dict.fromkeys(epoch, 0)
-        return {
-            "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
-            "epoch_loop.state_dict": {**before["epoch_loop.state_dict"], "_batches_that_stepped": self.batches},
+        # Lightning's counters in the file depend on the hook in which it was written, and on the limits of its run.
+        counters, parts = checkpoint["loops"]["fit_loop"], int(trainer.accumulate_grad_batches)
+        begun, names = self.epoch + (self.batch > 0), ("ready", "started", "processed", "completed")
+        epoch = dict(zip(names, (begun, begun, self.epoch, self.epoch), strict=True))
+        total, current, none = (dict.fromkeys(names, n) for n in (self.batches * parts, self.batch * parts, 0))
+        counters |= {
+            "epoch_progress": {"total": dict(epoch), "current": epoch},
             "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": False},
             "epoch_loop.val_loop.batch_progress": {"total": none, "current": dict(none), "is_last_batch": False},
         }
+        counters["epoch_loop.state_dict"]["_batches_that_stepped"] = self.batches
+
+
+def _states(loaders: list[Any]) -> dict[str, Any]:
+    stay = any(getattr(one, "_iterator", None) is not None for one in loaders)
+    return {**states_of(loaders), "workers_stay": stay}
+
+
+def _unopened(loaders: list[Any]) -> dict[str, Any]:
+    return {**_states(loaders), "rng": None}
 
 
 def _own(of_ranks: Any) -> Any:
     """Returns this rank's own entry, or the first where there are others than now."""
-    if not of_ranks:
-        return None
     return of_ranks[own_rank()] if own_rank() < len(of_ranks) else of_ranks[0]

@@ -7,18 +7,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
-from torch import Tensor
+from lightning.pytorch.callbacks import Checkpoint
 
 from wellfed.process import Stopped, StopRequest
-from wellfed.train.checkpoint_values import load, save
 from wellfed.train.guest.figures import monitored
 from wellfed.train.guest.marks import Watch, is_within_step
 from wellfed.train.guest.reading import Place
-from wellfed.train.loop.checkpoint_files import BEST, LAST
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.training import AGREE_EVERY_STEPS
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -44,34 +41,24 @@ class Saves(Checkpoint):
         place: Place,
         *,
         by_monitor: bool,
-        check_every_steps: int | None,
         prune: Callable[[int], str | None],
     ) -> None:
         """
         Args:
             metrics: the latest metrics by name, such as ``val/loss``.
-            check_every_steps: steps after which losses must be finite; None = never.
-            by_monitor: the first validation metric that callbacks or schedulers monitor picks ``best.ckpt``.
+            by_monitor: the first validation metric that a callback or scheduler monitors picks ``best.ckpt``.
             prune: called after each validation on rank 0; returns why training ends, or None.
         """
         self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
-        self._by_monitor, self._prune, self._check_every = by_monitor, prune, check_every_steps
-        self._losses: list[Tensor] = []
-        """Sum of the losses since the last check, if any."""
+        self._by_monitor, self._prune = by_monitor, prune
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
         self._trainer: Any = None
         self._saved_at_s = time.monotonic()
         self._step = self._checked_step = 0
-        self._is_due = self._is_stopping = False
+        self._is_due = False
         self._more: Mapping[str, Any] = {}
         watch.before_fetch = self._between_steps
-
-    @property
-    def best_model_path(self) -> str:
-        """Path of ``best.ckpt``, as of Lightning's ModelCheckpoint; empty without one."""
-        best = self.files.folder / BEST
-        return str(best) if best.exists() else ""
 
     def before_users(self) -> pl.Callback:
         """Returns a callback that saves what is due before the user's callbacks begin an epoch, or end the training:
@@ -88,72 +75,53 @@ class Saves(Checkpoint):
         self.files.begin(self.write, trainer.strategy.broadcast, trainer.global_rank)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._saved_at_s = time.monotonic()
+        if self._by_monitor and (found := monitored(trainer)) is not None:
+            self.files.compare_by(*found)
         if trainer.ckpt_path is not None:
             self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
-
-    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
-        if self._check_every is not None:  # a sum is finite if all losses are, and costs a fifth of a check of each
-            self._losses = [sum(self._losses, loss.detach().float().sum())]
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer, batch_idx):
             return
         self._place.count(is_last=trainer.is_last_batch)
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        saves, checks = self.files.every_steps, self._check_every
-        self._is_due |= saves is not None and self._step // saves > before // saves
-        if checks is not None and self._step // checks > before // checks:
-            self._check_finite(trainer)
+        every = self.files.every_steps
+        self._is_due |= every is not None and self._step // every > before // every
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due |= self.files.every_steps is None
 
     def _between_steps(self, trainer: pl.Trainer) -> None:
         """Saves and stops if due, after a step and its validation."""
-        is_alone, minutes = trainer.world_size == 1, self.files.minutes
-        if not is_alone and self._place.batches % AGREE_EVERY_STEPS:
-            is_asked = is_time = False
-        else:
-            is_asked = self._stop.signum is not None
-            is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
-            if not is_alone:  # saving is a collective
-                any_of = trainer.strategy.reduce_boolean_decision
-                is_asked, is_time = any_of(is_asked, all=False), any_of(is_time, all=False)
+        minutes = self.files.minutes
+        is_asked = self._stop.signum is not None
+        is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
+        if trainer.world_size > 1:  # all save and stop together; to agree waits for the device
+            is_turn, any_of = self._place.batches % AGREE_EVERY_STEPS == 0, trainer.strategy.reduce_boolean_decision
+            is_asked, is_time = (is_turn and any_of(flag, all=False) for flag in (is_asked, is_time))
         if is_asked:
-            self._end(trainer)
+            self._save_before_end(trainer)
+            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
         if self._is_due or is_time:
             self._save_last(trainer)
 
     def _between_epochs(self, trainer: pl.Trainer, module: Any) -> None:
         if trainer.world_size > 1:
             self._stop.is_stepping = True
-        elif self._stop.signum is not None:
-            self._end(trainer)
-        if self._is_due:
-            self._save_last(trainer)
-
-    def _end(self, trainer: pl.Trainer) -> NoReturn:
-        self._is_stopping = True
-        self._save_before_end(trainer)
-        raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+        self._between_steps(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        if not averages_weights(trainer):
-            self._save_last(trainer)
-        if self._losses:
-            self._check_finite(trainer)
         self.files.warn_without_best(self._metrics)
         self._stop.is_stepping = False
         if self._stop.signum is not None and trainer.world_size == 1:
-            self._is_stopping = True
             raise Stopped(self._stop.signum, is_of_all=True)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         self._stop.is_stepping = False
         if isinstance(exception, NonFiniteLoss):
             exception.add_note(self.files.way_back())
-        if isinstance(exception, Stopped) and self._watch.is_waiting and not self._is_stopping:
-            self._save_before_end(trainer)  # a signal has ended the wait for a batch
+        if isinstance(exception, Stopped) and self._watch.is_waiting:  # a signal has ended the wait for a batch
+            self._save_before_end(trainer)
 
     # -- the best checkpoint --------------------------------------------------------------------------------------
 
@@ -161,12 +129,6 @@ class Saves(Checkpoint):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         files = self.files
-        for metric, mode in monitored(trainer) if self._by_monitor else ():
-            if f"val/{metric}" in self._metrics:
-                if (metric, mode) != (files.best_metric, files.best_mode):
-                    files.compare_by(metric, mode)
-                self._by_monitor = False  # found; stays the same from now on
-                break
         value = self._metrics.get(f"val/{files.best_metric}")
         if trainer.strategy.broadcast(files.is_best(value)):  # saving is a collective, and rank 0 has the best value
             self._check_finite(trainer)
@@ -191,10 +153,9 @@ class Saves(Checkpoint):
             self.files.save_last(trainer.global_step)
 
     def _check_finite(self, trainer: pl.Trainer) -> None:
-        """Raises NonFiniteLoss on all ranks if weights or losses of one are not finite. Waits for the device."""
+        """Raises NonFiniteLoss on all ranks if a weight of one is not finite. Waits for the device."""
         module: Any = trainer.lightning_module
-        is_good, self._losses = is_finite(module, module.device, self._losses), []
-        if not trainer.strategy.reduce_boolean_decision(is_good, all=True):
+        if not trainer.strategy.reduce_boolean_decision(is_finite(module, module.device), all=True):
             raise non_finite(self._checked_step + 1, trainer.global_step)
         self._checked_step = trainer.global_step
 
@@ -208,18 +169,3 @@ class Saves(Checkpoint):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint.update(self._more)
-
-
-def averages_weights(trainer: pl.Trainer) -> bool:
-    """Returns whether a callback averages the weights, which may stand in their place in validations and at the end."""
-    return any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
-
-
-def save_last_as_best(files: Checkpoints, value: float, step: int) -> None:
-    """Writes ``best.ckpt`` with the content of ``last.ckpt``: a validation after training gave the best value."""
-
-    def write(path: Path, more: Mapping[str, Any]) -> None:
-        save({**load(files.folder / LAST, trusted=files.is_trusted), **more}, path)
-
-    files.begin(write, lambda flag: flag, rank=0)
-    files.save_best(value, step)
