@@ -26,7 +26,7 @@ class BatchSource:
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings, bad: BadSamples) -> None:
         self._builder, self._settings, self._bad = builder, settings, bad
         self._processes: ProcessBackend | None = None
-        if settings.backend in ("torch", "processes"):
+        if settings.num_workers and settings.backend != "threads":
             self._processes = ProcessBackend(builder, settings)
         self._running: Generator[Delivery] | None = None
         self._reader = threading.current_thread()
@@ -67,7 +67,7 @@ class BatchSource:
             source.close()
 
     def _built(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
-        if self._settings.backend == "inline":
+        if not self._settings.num_workers:
             return self._built_here(requests)
         if self._settings.backend == "threads":
             return built_by_threads(self._builder, requests, self._settings, num_requests)

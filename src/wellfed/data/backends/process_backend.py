@@ -23,7 +23,7 @@ import torch
 import torch.utils.data._utils.collate as torch_collate
 from threadpoolctl import ThreadpoolController
 from torch._C import _remove_worker_pids
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from wellfed import generators
 from wellfed.data.backends.batch_builder import BatchBuilder
@@ -57,8 +57,7 @@ class ProcessBackend:
         self._state_of_data: list[Any] | None = None
         """State of the dataset that persistent workers have a copy of."""
         self._loader = self._make_loader()
-        if settings.num_workers:
-            _warn_of_files(builder.dataset)
+        _warn_of_files(builder.dataset)
 
     @property
     def processes(self) -> list[Any]:
@@ -138,14 +137,6 @@ class ProcessBackend:
 
     def _make_loader(self) -> DataLoader[BuiltBatch]:
         settings = self._settings
-        options: dict[str, Any] = {}
-        if settings.num_workers:
-            options = {
-                "prefetch_factor": settings.prefetch_factor,
-                "persistent_workers": settings.persistent_workers,
-                "worker_init_fn": partial(_init_worker, CPUS_AT_START),
-                "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
-            }
         dataset: Dataset[Any] = _InWorker(self._builder, self._inbox.number, settings.prefetch_factor or 2)
         with _undisturbed():
             multiprocessing.util.get_temp_dir()  # shared by all workers, since killed workers don't remove theirs
@@ -155,10 +146,13 @@ class ProcessBackend:
                 batch_size=None,
                 collate_fn=_unchanged,
                 num_workers=settings.num_workers,
+                prefetch_factor=settings.prefetch_factor,
+                persistent_workers=settings.persistent_workers,
                 pin_memory=settings.pin_memory,
+                timeout=min(_LOOK_S, settings.timeout_s or _LOOK_S),
+                worker_init_fn=partial(_init_worker, CPUS_AT_START),
                 # Seeds the workers. Else DataLoader draws from the process's generator, which would change dropout.
                 generator=torch.Generator().manual_seed(self._builder.seed),
-                **options,
             )
 
 
@@ -206,8 +200,6 @@ class _InWorker(Dataset[Any]):
         self._builder, self._sender = builder, Sender(inbox, prefetch_factor)
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        if get_worker_info() is None:
-            return self._builder(request)
         try:
             built = self._builder(request)
         except WellfedError as error:  # DataLoader would add its own traceback
