@@ -95,5 +95,5 @@ def test_a_window_of_20_columns_shows_all(folder: Path) -> None:
     terminal = SmallTerminal([sys.executable, "-m", "wellfed", "runs"], environment(), columns=20)
     assert terminal.end() == 0
     text = "".join(terminal.screen()).replace(" ", "")
-    for shown in ("2026-01-02_00-00-00_bbbb", "Starved", "ceiling80.0%", "typed:gpu=24gb"):
+    for shown in ("2026-01-02_00-00-00_bbbb", "Starved", "ceiling80.0%", "typedgpu=24gb"):
         assert shown in text
