@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.evidence_of import evidence
 from wellfed.explain.diagnosis.evidence import Evidence
-from wellfed.explain.diagnosis.step_times import OTHER, phase_shares, show_phases
+from wellfed.explain.diagnosis.step_times import OTHER, phase_shares
 
 SHARES = {"forward_frac": 0.25, "backward_frac": 0.5, "optimizer_frac": 0.15}
 
@@ -25,9 +25,7 @@ def test_shares_add_up_to_compute_and_are_shown() -> None:
     shares = phase_shares(time)
     assert list(shares) == ["forward", "backward", "optimizer", OTHER]
     assert sum(shares.values()) == pytest.approx(0.95)
-    assert show_phases(time) == "forward 25.0 %, backward 50.0 %, optimizer 15.0 %, other compute 5.0 %"
 
 
 def test_without_figures_nothing_is_shown() -> None:
-    assert show_phases(evidence().record.time) == show_phases(None) == ""
     assert phase_shares(evidence().record.time) == {}

@@ -14,12 +14,9 @@ from wellfed.explain.diagnosis.thresholds import FEWEST_STEPS
 from wellfed.observe.timing.step_clock import COMPUTE_PHASES
 from wellfed.observe.timing.wall import hooks_within_steps_s
 from wellfed.record.entries import RunRecord, TimeEntry, WallEntry
-from wellfed.units import show_percent
 
 OTHER = "other compute"
 """Name of compute time outside of the three phases: hooks before the forward pass, splitting a batch, schedulers."""
-_LEAST_FRAC = 0.005
-"""Minimum share of a step for other work to be shown."""
 
 
 def phase_shares(time: TimeEntry | None) -> dict[str, float]:
@@ -29,12 +26,6 @@ def phase_shares(time: TimeEntry | None) -> dict[str, float]:
     if time is None or len(known) < len(COMPUTE_PHASES):
         return {}
     return {**known, OTHER: max(0.0, time["compute_frac"] - sum(known.values()))}
-
-
-def show_phases(time: TimeEntry | None) -> str:
-    """Returns the shares as text: ``forward 30 %, backward 45 %, optimizer 8 %``; empty if unknown."""
-    shares = phase_shares(time).items()
-    return ", ".join(f"{name} {show_percent(share)}" for name, share in shares if name != OTHER or share >= _LEAST_FRAC)
 
 
 def is_after_resume(record: RunRecord, table: Mapping[str, Series], by: str = "step") -> npt.NDArray[np.bool_]:
