@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -162,9 +161,8 @@ def test_a_validation_of_a_loop_without_a_loader_is_no_step(tmp_path: Path, fake
 def test_a_training_on_another_gpu_than_the_current_one(
     how: tuple[str, ...], tmp_path: Path, fake_driver: FakeDriver
 ) -> None:
-    """Its kernels are timed, and nothing is put on the current one."""
-    report = tmp_path / "report"
-    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500) | {"FAKE_CUDA_REPORT": str(report)}
+    """Its kernels are timed."""
+    cards = on_card(tmp_path, fake_driver, cards=2, kernel_us=500)
     (tmp_path / "train.py").write_text(
         """
 import torch
@@ -184,11 +182,8 @@ print(watch.summary["steps"])
     assert done.returncode == 0, done.stderr
     if not how:
         assert done.stdout == "57\n"
-        # A simulated card, unlike a real one, is begun by the question whether its stream records a graph.
-        assert [json.loads(line)["contexts"] for line in report.read_text().splitlines()] == [[1]]
-    else:
-        record = record_of(tmp_path)
-        assert record.time is not None
-        assert record.time["compute_frac"] > 0.6  # events on the other GPU would count nearly all as copies
-        assert [*record.gpus] == ["1"]
-        assert not notes_of(record)
+    record = record_of(tmp_path)
+    assert record.time is not None
+    assert record.time["compute_frac"] > 0.6  # events on the other GPU would count nearly all as copies
+    assert [*record.gpus] == (["1"] if how else ["0", "1"])
+    assert not notes_of(record)

@@ -74,6 +74,8 @@ class ScriptSteps(Harmless):
         """Returns whether a CUDA graph is being recorded, which must not hold our events."""
         self._thread, self._pid = threading.get_ident(), os.getpid()
         self._iteration: Iteration | None = None
+        self._ended: Iteration | None = None
+        """The latest that has ended."""
         self._asked_by: SeenLoader | None = None
         """DataLoader over which a pass has begun, so that the wait for its first batch is timed already."""
         self._joins = self._is_left_out = False
@@ -206,7 +208,7 @@ class ScriptSteps(Harmless):
         if is_done:
             self._mark(OPTIMIZER if self._is_updating else FORWARD)
             return
-        iteration = self._iteration or self._begin_without_batch(None)
+        iteration = self._iteration or self._begin_without_batch()
         iteration.num_backward += 1
         loader, self._aside = iteration.loader or self._aside, None
         if loader is not None and not loader.is_trained:
@@ -221,19 +223,19 @@ class ScriptSteps(Harmless):
         """Marks begin or end of an optimizer's step, which may hold passes of a closure."""
         if not self._is_mine() or (is_done and not self._is_updating):  # a subclass's step calls super().step()
             return
-        iteration, self._is_updating = self._iteration or self._begin_without_batch(None), not is_done
+        iteration, self._is_updating = self._iteration or self._begin_without_batch(), not is_done
         if not is_done:
             if id(optimizer) in iteration.optimizers and (self._ends_with is None or not iteration.batches):
                 self._ends_with = id(optimizer)
                 self._end(iteration)
-                self._begin_without_batch(iteration)
+                self._begin_without_batch()
             self._mark(FORWARD if has_closure else OPTIMIZER)
             return
         self._stepped = id(optimizer)
         iteration.optimizers.add(self._stepped)
         if self._stepped == self._ends_with:
             self._end(iteration)
-            self._begin_without_batch(iteration)  # unless a batch comes first
+            self._begin_without_batch()  # unless a batch comes first
         else:
             self._mark(FORWARD)
 
@@ -249,12 +251,12 @@ class ScriptSteps(Harmless):
             self._saved_after = self._num_ended
         self.clock.interrupt()
 
-    def _begin_without_batch(self, ended: Iteration | None) -> Iteration:
-        """Begins an iteration with the batch of one that has ended, or without a DataLoader."""
+    def _begin_without_batch(self) -> Iteration:
+        """Begins an iteration with the batch of the one that has ended, or without a DataLoader."""
         self._record.begin()
-        if ended is None:
-            self._record.enter("train")
-            self._use_events()
+        self._record.enter("train")
+        self._use_events()
+        ended = self._ended
         self._iteration = Iteration() if ended is None else Iteration(ended.loader, ended.samples, ended.epoch)
         if self._iteration.loader is None:
             self._record.note(NO_LOADER)
@@ -276,7 +278,7 @@ class ScriptSteps(Harmless):
 
     def _end(self, iteration: Iteration, *, is_whole: bool = True) -> None:
         """Ends a step, or a part of one with its own batch."""
-        self._iteration = None
+        self._iteration, self._ended = None, iteration
         self._num_ended += is_whole
         num_micro = max(1, min(iteration.batches, iteration.num_backward))
         micro_batch = (
