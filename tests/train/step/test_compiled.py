@@ -68,6 +68,7 @@ def backward_without_compiler(self: Ranks, loss: torch.Tensor) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")
 def test_a_backward_pass_that_can_not_be_compiled_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "backward", backward_without_compiler)
     with torch._inductor.config.patch({"force_disable_caches": True, "cpp.cxx": torch._inductor.config.cpp.cxx}):
