@@ -22,7 +22,7 @@ from wellfed.study.rows import read_rows
 pytestmark = [pytest.mark.skipif(not MAY_FORK, reason="forks"), pytest.mark.slow]
 PLANTED = ROOT / "tests" / "study" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(ROOT / "tests" / "kit"), os.environ.get("PYTHONPATH")]))
-LOCK = "wellfed.run.folder.lock._locked"
+LOCK = "wellfed.run.folder.lock.only_one"
 STEPS = 40
 LONG = (f"trainer.max_steps={STEPS}", "trainer.checkpoint_every_steps=4")
 TWO_MACHINES = pytest.param(

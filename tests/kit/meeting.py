@@ -1,7 +1,7 @@
 """Real processes that meet right before the moment that a test is about, and then do the same at the same instant.
 
 ``python -m tests.kit.meeting FUNCTION SCRIPT WORDS`` runs a script of the project that meets the others in front of its
-first call of a function, such as ``wellfed.run.folder.lock._locked``.
+first call of a function, such as ``wellfed.run.folder.lock.only_one``.
 """
 
 from __future__ import annotations

@@ -5,19 +5,22 @@ The kernel releases the lock when its process ends. A file beside the lock names
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from wellfed.errors import ConfigError
+from wellfed.process import boot_id, is_alive, process_start
 
 FILE_NAME = ".lock"
 """Name of the lock file."""
 _HOLDER = ".lock.json"
 _LEFT_S = 6.0
-"""Maximum seconds to wait for the lock: forked children of a killed holder keep it until they notice its end."""
+"""Maximum seconds to wait for a dead holder: its forked children may keep the lock until they notice its end."""
 
 
 @contextmanager
@@ -32,17 +35,18 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # imports asyncio
 
-    lock, holder = FileLock(folder / FILE_NAME), folder / _HOLDER
+    lock, holder, pid = FileLock(folder / FILE_NAME), folder / _HOLDER, os.getpid()
+    own = {"pid": pid, "host_name": socket.gethostname(), "boot_id": boot_id(), "process_start": process_start(pid)}
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=_LEFT_S)
-        holder.write_text(f'"process {os.getpid()} on {socket.gethostname()}"', encoding="utf-8")
+        named = _named(holder)
+        lock.acquire(timeout=0 if named and is_alive(named) else _LEFT_S)
+        holder.write_text(json.dumps(own), encoding="utf-8")
     except Timeout as error:
-        named = "its name is not known"
-        with suppress(OSError):
-            named = holder.read_text(encoding="utf-8").strip('"')
-        problem = f"another process is writing to it ({named})."
+        named = _named(holder)
+        by = f"process {named['pid']} on {named['host_name']}" if named else "its name is not known"
+        problem = f"another process is writing to it ({by})."
         raise ConfigError.of(str(folder), problem, "Wait for its end, stop it, or take another folder.") from error
     except (OSError, NotImplementedError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
@@ -54,6 +58,14 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
         with suppress(OSError):
             holder.unlink()
         lock.release()
+
+
+def _named(holder: Path) -> dict[str, Any]:
+    """Returns the process that a file beside a lock names; nothing without one."""
+    found: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        found = json.loads(holder.read_text(encoding="utf-8"))
+    return found
 
 
 def holds_nothing(folder: Path) -> bool:
