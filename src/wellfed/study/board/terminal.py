@@ -24,7 +24,8 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     say, folder = partial(print_text, console), written[0].parent
     counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
     study = f"{board.file.folder_kind.noun.capitalize()} {board.file.name} of {board.file.workload}"
-    by = f" by {board.objective.title}" if board.is_of_search else ""
+    most = "most" if board.objective.higher_is_better else "least"
+    by = f" by {board.objective.title} ({most} is best)" if board.is_of_search else ""
     say(f"\n{study}{by}: {counts or 'no trial'}")
     if board.ranked:
         console.print(_ranks(board))
