@@ -82,7 +82,7 @@ def test_steps_are_timed_and_gpus_read(folder: Path, capsys: pytest.CaptureFixtu
     written = rows_of(folder / "telemetry.csv")
     assert {row["gpu"] for row in written} == {"-1", "0", "1"}
     assert {row["phase"] for row in written} >= {"train", "validate"}
-    assert max(int(row["step"]) for row in written) >= 35
+    assert max(int(row["step"]) for row in written) >= 20  # steps are passed on every 0.2 s
 
 
 @pytest.mark.usefixtures("no_nvml")

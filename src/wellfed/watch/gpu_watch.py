@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wellfed.batches import BuildTime
 from wellfed.ranks import own_rank
 from wellfed.watch.error_guard import harmless
 from wellfed.watch.loop_watch import LoopWatch
 from wellfed.watch.script_process import ScriptEnd
-from wellfed.watch.script_record import ScriptRecord, SeenLoader
-from wellfed.watch.script_steps import ScriptSteps
 from wellfed.watch.watched_script import WatchedScript
+
+if TYPE_CHECKING:  # imports torch
+    from wellfed.watch.script_record import SeenLoader
+    from wellfed.watch.script_steps import ScriptSteps
 
 Batch = TypeVar("Batch")
 
@@ -55,6 +56,9 @@ class GPUWatch(LoopWatch):
 
     @harmless
     def _begin(self) -> None:
+        from wellfed.watch.script_record import ScriptRecord
+        from wellfed.watch.script_steps import ScriptSteps
+
         outer = WatchedScript.current
         if outer is not None:
             self._record = outer.record if isinstance(outer.record, ScriptRecord) else None
@@ -95,6 +99,8 @@ class GPUWatch(LoopWatch):
 
     @harmless
     def _got(self, of: object, loader: SeenLoader, batch: object) -> None:
+        from wellfed.batches import BuildTime
+
         if self._steps is not None and self._pass is of:
             began_s, cpu_began_s = self._asked
             took = BuildTime(1e3 * (time.perf_counter() - began_s), 1e3 * (time.thread_time() - cpu_began_s))
@@ -112,6 +118,8 @@ class TimedBatches(Generic[Batch]):
     """A loader whose batches are steps of a watch. Has the loader's length."""
 
     def __init__(self, watch: GPUWatch, loader: Iterable[Batch]) -> None:
+        from wellfed.watch.script_record import SeenLoader
+
         self._watch, self._loader, self._seen = watch, loader, SeenLoader(loader)
 
     def __len__(self) -> int:

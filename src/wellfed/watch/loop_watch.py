@@ -7,14 +7,17 @@ import math
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wellfed.watch.error_guard import Harmless
 from wellfed.watch.script_process import Script
-from wellfed.watch.script_record import INTERVAL_S, ScriptRecord
+
+if TYPE_CHECKING:  # imports torch
+    from wellfed.watch.script_record import ScriptRecord
 
 _LOG = logging.getLogger(__name__)
-SHORTEST_S = 0.1
+INTERVAL_S, SHORTEST_S = 0.5, 0.1
+"""Seconds between readings of GPUs and host: by default, and at least."""
 _FIRST_COLUMNS = "time_s,step,phase,gpu"
 
 

@@ -37,11 +37,10 @@ from wellfed.run import screen
 from wellfed.run.closing import diagnosed, publish
 from wellfed.run.folder import run_folder
 from wellfed.units import gib, mib
+from wellfed.watch.loop_watch import INTERVAL_S
 from wellfed.watch.ranks_of_script import RankOfScript, TorchrunStore, unknown_ranks
 from wellfed.watch.script_process import Script, ScriptEnd
 
-INTERVAL_S = 0.5
-"""Seconds between readings of GPUs and host."""
 _FOLDER = "watch"
 """Folder of all watched scripts below the log dir."""
 _FEWEST_STEPS = 2
