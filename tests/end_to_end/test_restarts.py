@@ -262,7 +262,7 @@ PLAIN = (
         # In step 7, after the checkpoint of step 6.
         (("++workload.model.room=4", "++workload.model.since=7"), 6, "memory.micro_batch=4"),
         # In the optimizer's step 5, when rank 0 has stepped: back to the checkpoint of step 3.
-        (("++workload.optimizer.fails_at=5",), 3, "memory.micro_batch=4"),
+        (("++workload.optimizer.fails_at=5", "++workload.optimizer.foreach=true"), 3, "memory.micro_batch=4"),
         # In the first step: from the beginning, in the same folder.
         (("++workload.model.room=4", "hydra.run.dir=typed"), 0, "memory.micro_batch=4"),
     ],
