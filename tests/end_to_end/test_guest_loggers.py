@@ -42,7 +42,8 @@ class Drawing(pl.LightningModule):
         self.log("test_loss", self.layer(batch).square().mean())
 
     def on_train_start(self):
-        print("LOGGERS", [type(one).__mro__[2].__name__ for one in self.loggers], flush=True)
+        kinds = [[each for each in type(one).__mro__ if each.__module__.startswith("lightning")] for one in self.loggers]
+        print("LOGGERS", [kind[0].__name__ for kind in kinds], flush=True)
 
     def configure_callbacks(self):
         return [pl.callbacks.LearningRateMonitor("step")]
