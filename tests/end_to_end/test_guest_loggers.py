@@ -42,7 +42,7 @@ class Drawing(pl.LightningModule):
         self.log("test_loss", self.layer(batch).square().mean())
 
     def on_train_start(self):
-        kinds = [[each for each in type(one).__mro__ if each.__module__.startswith("lightning")] for one in self.loggers]
+        kinds = [[it for it in type(one).__mro__ if it.__module__.startswith("lightning")] for one in self.loggers]
         print("LOGGERS", [kind[0].__name__ for kind in kinds], flush=True)
 
     def configure_callbacks(self):
