@@ -77,8 +77,8 @@ class HalfDone(torch.optim.SGD):
         self.steps, self.fails_at = 0, fails_at
     def step(self, closure=None):
         loss = None if closure is None else closure()
-        self.steps += closure is not None
-        is_time = closure is not None and self.steps == self.fails_at and os.environ.get("LOCAL_RANK") == "1"
+        self.steps += 1
+        is_time = self.steps == self.fails_at and os.environ.get("LOCAL_RANK") == "1"
         if "LOCAL_RANK" not in os.environ:
             is_time = self.fails_at and os.path.exists("typed/checkpoints/last.ckpt")
         if is_time and not os.path.exists("failed"):
