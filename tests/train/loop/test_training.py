@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import loop, tiny
@@ -16,6 +17,7 @@ from wellfed.contract import LossOutput
 from wellfed.data.own_loader import OwnLoader
 from wellfed.errors import ConfigError, OutOfMemoryExhausted
 from wellfed.process import Stopped, StopRequest
+from wellfed.train.checkpoint_values import load
 from wellfed.train.loop.training import Watchers
 from wellfed.train.plain_model.scheduling import Schedule
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -365,3 +367,29 @@ def test_each_step_is_reported_with_its_epochs_and_samples() -> None:
         (3, 1.0, 12),
         (4, pytest.approx(4 / 3), 64),
     ]
+
+
+class TwoLayers(nn.Module):
+    """Two layers, of which the first may be frozen."""
+
+    def __init__(self, *, trains_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(tiny.WIDTH, 4), nn.Linear(4, 1)
+        self.first.requires_grad_(trains_first)
+
+    def loss(self, batch: Any) -> LossOutput:
+        return LossOutput(self.second(self.first(batch["x"])).square().mean())
+
+
+def test_a_weight_that_was_frozen_joins_a_resumed_training_without_a_state(tmp_path: Path) -> None:
+    def adam(weights: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([weight for weight in weights if weight.requires_grad], lr=lr)
+
+    for stop, trains_first in ((3, False), (5, True)):
+        last = tmp_path / "last.ckpt"
+        placed = loop.model(model=TwoLayers(trains_first=trains_first), optimizer=adam)  # type: ignore[arg-type]
+        files = loop.checkpoints(tmp_path)
+        loop.fit(placed, checkpoints=files, checkpoint=last if last.exists() else None, max_steps=stop)
+    state = load(last)["optimizer_states"][0]["state"]
+    assert {number: int(each["step"]) for number, each in state.items()} == {0: 2, 1: 2, 2: 5, 3: 5}

@@ -12,6 +12,7 @@ from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.ranks import train_ranks
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
+from wellfed.errors import ModelError
 from wellfed.train.memory.checkpointing import LEAST_WEIGHTS
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.compiled import Loss
@@ -91,22 +92,28 @@ def test_when_nothing_is_left_a_rank_ends_with_what_to_type(tmp_path: Path) -> N
 
 
 def one_of_two(number: int, folder: Path) -> None:
-    """Two steps: the first layer is used by all, the second by rank 1, the third by none."""
+    """Two steps: the first layer is used by all, the second by rank 1, the third by none, since it is frozen."""
     join(number, folder)
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+    layers[2].requires_grad_(False)
     ranks = Replicas(torch.nn.parallel.DistributedDataParallel(Calling(layers), find_unused_parameters=True))
     used = [layers[0]] + [layers[1]] * number
     for _ in range(2):
         layers.zero_grad()
         ranks.backward(ranks.forward(lambda: (1 + number) * sum(layer(torch.ones(2)).sum() for layer in used)))
     asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number)
-    leave(number, folder, ([layer.weight.grad for layer in layers], asked))
+    ranks.micro_batch(0, 1)
+    layers[2].requires_grad_(True)
+    with pytest.raises(ModelError) as refused:
+        ranks.micro_batch(0, 1)
+    leave(number, folder, ([layer.weight.grad for layer in layers], asked, str(refused.value)))
 
 
-def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
-    for gradients, asked in of_ranks(one_of_two, tmp_path):
+def test_a_gradient_of_one_rank_is_averaged_with_zero_and_an_unfrozen_weight_refused(tmp_path: Path) -> None:
+    for gradients, asked, refused in of_ranks(one_of_two, tmp_path):
         assert [None if each is None else each.tolist() for each in gradients] == [[[1.5, 1.5]], [[1, 1]], None]
         assert asked == (True, False, 7)
+        assert refused.startswith("2.weight was unfrozen during training on 2 ranks")
 
 
 class Calling(nn.Module):

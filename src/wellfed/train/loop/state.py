@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from wellfed import generators
 from wellfed.errors import ConfigError, is_the_users, type_and_line
 from wellfed.train.checkpoint_values import load
@@ -37,6 +39,7 @@ def state_of(training: Training) -> dict[str, Any]:
         "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
         "rng": own,
         "rng_of_ranks": place.gather(own),
+        "trained": _trained(model.model),
         "totals": model.totals.state_dict(place.mean if place.size > 1 else None),
     }
     if training.scaler is not None:
@@ -59,7 +62,7 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
         if training.average is not None:
             training.average.load_state_dict(state["state_dict"])
         model.totals.load_state_dict(state["totals"])
-        optimizer.load_state_dict(state["optimizer_states"][0])
+        optimizer.load_state_dict(_of_trained(model.model, state["optimizer_states"][0], state["trained"]))
         if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
             for group in optimizer.param_groups:
                 group["foreach"] = False
@@ -77,6 +80,22 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
                 callback.load_state_dict(state["callbacks"][name])
         drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
     return drawn if is_same or place.rank == 0 else None
+
+
+def _trained(model: nn.Module) -> list[str]:
+    return [name for name, weight in model.named_parameters() if weight.requires_grad]
+
+
+def _of_trained(model: nn.Module, state: dict[str, Any], before: list[str]) -> dict[str, Any]:
+    """Returns the state of an optimizer whose checkpoint had trained these weights. Others begin without a state."""
+    now = _trained(model)
+    if not set(before) < set(now) or callable(getattr(model, "param_groups", None)):
+        return state
+    (group,) = state["param_groups"]
+    return {
+        "state": {now.index(before[number]): each for number, each in state["state"].items()},
+        "param_groups": [{**group, "params": list(range(len(now)))}],
+    }
 
 
 @contextmanager

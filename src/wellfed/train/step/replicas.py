@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from wellfed.errors import ModelError
+
 _NO_CONTEXT = nullcontext()
 
 
@@ -45,12 +47,22 @@ class Replicas(Ranks):
     def __init__(self, wrapper: nn.Module) -> None:
         """``wrapper`` is DDP; the forward of its module calls the first argument with the others."""
         self._wrapper: Any = wrapper
+        self._frozen = [(name, weight) for name, weight in wrapper.named_parameters() if not weight.requires_grad]
         self.size, self.number = dist.get_world_size(), dist.get_rank()
         # Gloo works on the host, so an exchange does not wait for the device.
         self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
-        """Returns a context in which DDP sums gradients in the last micro-batch only."""
+        """Returns a context in which DDP sums gradients in the last micro-batch only.
+
+        Raises:
+            ModelError: a weight was unfrozen since training began. DDP would not average its gradients.
+        """
+        for name, weight in self._frozen:
+            if weight.requires_grad:
+                problem = f"{name.removeprefix('module.model.')} was unfrozen during training on {self.size} ranks"
+                way_out = "Unfreeze it in the model's constructor, or train on one device (trainer.devices=1)."
+                raise ModelError(f"{problem}, and would differ between them. {way_out}")
         return _NO_CONTEXT if number == num_parts - 1 else self._wrapper.no_sync()
 
     def forward(self, loss: Callable[..., Tensor], *arguments: Any) -> Tensor:
