@@ -137,9 +137,7 @@ def case(groups, expected, facts=H200, **more):
         # devices
         case({}, {"trainer.strategy": "auto"}),
         case({"trainer": {"devices": 2}}, {"trainer.strategy": "ddp", "memory.on_oom": "retry"}, TWO),
-        case({"trainer": {"devices": 2, "strategy": Strategy.fsdp}}, {"memory.on_oom": "fail"}, TWO),
-        case({"trainer": {"devices": 2}}, {"memory.on_oom": "fail"}, TWO,
-             model=replace(MODEL, has_sparse_gradients=True)),
+        case({"trainer": {"devices": 2, "strategy": Strategy.fsdp}}, {"memory.on_oom": "fail"}, TWO, model=GUEST),
         case({"trainer": {"devices": 2, "num_nodes": 2}},
              {"trainer.num_nodes": 2, "trainer.strategy": "ddp", "memory.micro_batch": 16}, TWO),
         # micro-batches

@@ -160,14 +160,6 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
             "a LightningModule's step can't be done again, and other ranks wait for one that starts anew",
         ),
         (is_guest, _why_whole(config, model)),
-        (
-            not is_guest and strategy == "fsdp",
-            "a rank that fails within a sharded model's passes leaves the others waiting",
-        ),
-        (
-            not is_guest and strategy == "ddp" and model.has_sparse_gradients,
-            "sparse gradients are summed by DDP itself, during the backward pass",
-        ),
     )
     why = next((reason for holds, reason in rules if holds and reason), "")
     if asked is OnOom.fail or not why:
@@ -175,7 +167,7 @@ def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]
         if asked is OnOom.retry and is_guest:
             more = ": goes on from the last checkpoint with half the batch, twice as often"
         elif asked is OnOom.retry and strategy == "ddp":
-            more = ": gradients are summed after the backward pass; fail has DDP sum them during it"
+            more = ": all ranks go on from the last checkpoint with less"
         return Decided(asked.value, f"memory.on_oom={asked.value}{more}", "set")
     return by_rule("fail", f"{why}: no retry inside a step")
 

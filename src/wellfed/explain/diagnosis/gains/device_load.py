@@ -39,7 +39,7 @@ class DeviceLoad:
     dram_frac: float | None
     launch_frac: float | None
     """Time the host took to launch a step over the compute time. Near 1 the host was never ahead. None if the host may
-    have waited for other ranks within it, as they agree after each step with ``memory.on_oom=retry``."""
+    have waited for other ranks within it."""
     synchronisations: tuple[SynchronisationEntry, ...]
     """Lines that wait for the device at least in every other step, the most frequent first."""
 
