@@ -92,7 +92,8 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
         if isinstance(one, EarlyStopping) and one.stopping_reason_message:
             reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
             return f"{type(one).__name__}: {reason}"
-    if any(isinstance(one, Timer) and (one.time_remaining() or 0) <= 0 for one in trainer.callbacks):
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # also those of the user
+    if limits.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
         return f"trainer.max_time_s={limits.max_time_s:g}"
     return "trainer.should_stop" if trainer.should_stop else None
 
