@@ -28,8 +28,10 @@ def shared(**more: Any) -> DataLoader[Any]:
         (DataLoader(ROWS, 4), {}, 24),
         (DataLoader(ROWS, 4), {"devices": 2}, 12),
         (shared(), {"devices": 2}, 12),
+        (DataLoader(ROWS, 4), {"devices": 2, "lightning": {"use_distributed_sampler": False}}, 24),
         (DataLoader(ROWS, 4), {"limit_batches": 5}, 5),
         (DataLoader(ROWS, 4), {"lightning": {"limit_train_batches": 7}}, 7),
+        (DataLoader(ROWS, 4), {"lightning": {"overfit_batches": 2}}, 2),
         (DataLoader(ROWS, 4), {"lightning": {"limit_train_batches": 0.25}}, 6),
         (shared(), {"devices": 2, "lightning": {"limit_train_batches": 0.5}}, 6),
         (range(30), {"devices": 2, "lightning": {"limit_train_batches": 10}}, 10),  # the engine's, which shares out

@@ -136,11 +136,12 @@ def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
         length = loader.steps_per_epoch if hasattr(loader, "steps_per_epoch") else len(loader)
     except (TypeError, NotImplementedError):
         return None
-    trainer = config.trainer
+    trainer, given = config.trainer, config.trainer.lightning or {}
     if isinstance(loader, DataLoader):  # Lightning shares out what no DistributedSampler does
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-        length = length if isinstance(sampler, DistributedSampler) else math.ceil(length / trainer.world_size)
-    limits = trainer.limit_batches, (trainer.lightning or {}).get("limit_train_batches")
+        if given.get("use_distributed_sampler", True) and not isinstance(sampler, DistributedSampler):
+            length = math.ceil(length / trainer.world_size)
+    limits = trainer.limit_batches, given.get("limit_train_batches"), given.get("overfit_batches")
     for limit in filter(None, limits if length is not None else ()):
         length = int(length * limit) if isinstance(limit, float) else min(length, limit)
     return length
