@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -30,7 +31,7 @@ class Guest(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def trained(folder: Path, third: torch.Tensor | None) -> tuple[Guest, list[Any]]:
+def trained(folder: Path, third: torch.Tensor | None, **more: Any) -> tuple[Guest, list[Any]]:
     torch.manual_seed(1)
     samples = [torch.randn(4, 3) for _ in range(6)]
     samples[2] = samples[2] if third is None else third
@@ -45,6 +46,7 @@ def trained(folder: Path, third: torch.Tensor | None) -> tuple[Guest, list[Any]]
         enable_model_summary=False,
         callbacks=[watching],
         default_root_dir=folder,
+        **more,
     )
     trainer.fit(module, DataLoader(samples, batch_size=None))
     return module, events
@@ -62,3 +64,10 @@ def test_a_step_that_is_left_out_leaves_buffers(tmp_path: Path, bad: torch.Tenso
     assert (none, events) == ([], [("nan", {"step": 3, "action": "skip"})])
     assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert int(module.norm.num_batches_tracked) == 5
+
+
+def test_a_step_that_a_scaler_leaves_out_leaves_buffers(tmp_path: Path) -> None:
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    module, events = trained(tmp_path, torch.full((4, 3), float("nan")), plugins=[scaled])
+    assert events == [("nan", {"step": 3, "action": "skip"})]
+    assert all(bool(value.isfinite().all()) for value in module.state_dict().values())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -55,6 +56,12 @@ def test_a_callback_ends_the_training_as_under_lightning(tmp_path: Path) -> None
     ran.fit()
     assert (ran.books.record.steps, ran.books.record.ended_by) == (trainer.global_step, "trainer.should_stop")
     assert ran.module.seen == own.seen
+
+
+def test_a_timer_of_the_user_ends_the_training(tmp_path: Path) -> None:
+    timer = ("+callbacks.own._target_=lightning.pytorch.callbacks.Timer", "+callbacks.own.duration={seconds: 0}")
+    ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=3", *timer).fit()
+    assert ran.books.record.ended_by == "trainer.should_stop"
 
 
 def test_two_runs_in_one_process_are_alike(tmp_path: Path) -> None:
@@ -145,6 +152,50 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
         ran.fit()
     assert ran.content()["global_step"] == 7
     assert all(value.isfinite().all() for value in ran.content()["state_dict"].values())
+
+
+class LosesItsLoss(brought.Module):
+    """From its fourth step on, its loss is NaN, and its optimizer leaves the weights: as a gradient scaler does."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch) * (float("nan") if self.global_step >= 3 else 1.0)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.global_step >= 3:
+            optimizer.zero_grad()
+
+
+class LogsIt(LosesItsLoss):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss)
+        return loss
+
+
+@pytest.mark.parametrize("model", ["LosesItsLoss", "LogsIt"])
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, model: str) -> None:
+    ran = guest(tmp_path, f"{__name__}.{model}", DATA, "trainer.max_epochs=3", "trainer.log_every_steps=2")
+    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 4"):
+        ran.fit()
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "steps"), [(MODULE, [True], "1 to 2"), (f"{__name__}.LogsIt", [True, False], "3 to 4")]
+)
+def test_ranks_agree_on_a_loss_that_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, own: list[bool], steps: str
+) -> None:
+    """The first: another rank's loss is NaN. The second: this rank's is, of which the others are told."""
+    told: list[bool] = []
+
+    def agree(_: Any, decision: bool, all: bool = True) -> bool:
+        told.extend([decision] if all else [])
+        return len(told) < len(own) if all else decision
+
+    monkeypatch.setattr(SingleDeviceStrategy, "reduce_boolean_decision", agree)
+    with pytest.raises(NonFiniteLoss, match=f"became NaN or infinite within the steps {steps}"):
+        guest(tmp_path, model, DATA, "trainer.max_epochs=3", "trainer.log_every_steps=2").fit()
+    assert told == own
 
 
 class Line(nn.Module):

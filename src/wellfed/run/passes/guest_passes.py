@@ -118,11 +118,20 @@ class GuestPasses(RunPasses):
     ) -> Ended:
         asked, users = self._config.trainer, self._objects.callbacks
         watch, place = self._watch(clock, users, stop), Place(self._saved_place(checkpoint), self._loader)
-        by_monitor = asked.best_metric is None
-        saves = Saves(self._checkpoints, self.figures.latest, stop, watch, place, by_monitor=by_monitor, prune=prune)
+        is_skipping = asked.on_nan.value == "skip"
+        saves = Saves(
+            self._checkpoints,
+            self.figures.latest,
+            stop,
+            watch,
+            place,
+            by_monitor=asked.best_metric is None,
+            check_every_steps=None if is_skipping else asked.log_every_steps,
+            prune=prune,
+        )
         steps = Steps(clock, watch, watchers)
         checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
-        skips = [SkipsNonFinite(self._books.journal.event)] if asked.on_nan.value == "skip" else []
+        skips = [SkipsNonFinite(self._books.journal.event)] if is_skipping else []
         parts = [] if self._parts is None else [SchedulersOfParts()]
         first = [*checked, place, steps, self._logged, saves.before_users(), *skips, *parts]
         trainer = self._trainer([Together(first), *users.values(), saves], watch, self._limits)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from functools import wraps
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory.step_start import StepStart
@@ -15,7 +17,7 @@ from wellfed.train.step.non_finite import all_finite
 
 
 def compile_step(module: Any, mode: str) -> None:
-    """Compiles the module's ``training_step``, which raises a ModelError if that fails."""
+    """Compiles the module's ``training_step``; an error of it gets a note that names ``gpu.compile``."""
     compiled = Compiled(module.training_step, mode)
 
     @wraps(module.training_step)  # Lightning reads its arguments
@@ -30,13 +32,15 @@ def compile_step(module: Any, mode: str) -> None:
 
 
 class SkipsNonFinite(pl.Callback):
-    """``trainer.on_nan=skip``: leaves out optimizer steps with a gradient that is not finite, and restores buffers.
+    """``trainer.on_nan=skip``: leaves out optimizer steps with a non-finite loss or gradient, and restores buffers.
 
-    Reads the device at every optimizer step. A gradient scaler leaves out such steps itself.
+    Reads the device at every optimizer step. With a gradient scaler, it alone judges gradients.
     """
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
+        self._sum: Tensor | float = 0.0
+        """Losses of the step."""
         self._start: StepStart
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -44,13 +48,18 @@ class SkipsNonFinite(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._sum = 0.0
             self._start.take()
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        self._sum = loss.detach().float().sum() + self._sum
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        is_good = is_scaled or bool(all_finite(weight.grad for weight in weights if weight.grad is not None))
-        if trainer.strategy.reduce_boolean_decision(is_good, all=True):
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            gradients = all_finite(weight.grad for weight in weights if weight.grad is not None)
+            self._sum = self._sum + torch.where(gradients, 0.0, torch.nan)
+        if trainer.strategy.reduce_boolean_decision(math.isfinite(self._sum), all=True):
             return
         self._start.restore_buffers()
         for weight in weights:

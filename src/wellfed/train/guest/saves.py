@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.guest.figures import monitored
@@ -41,16 +42,20 @@ class Saves(Checkpoint):
         place: Place,
         *,
         by_monitor: bool,
+        check_every_steps: int | None,
         prune: Callable[[int], str | None],
     ) -> None:
         """
         Args:
             metrics: the latest metrics by name, such as ``val/loss``.
             by_monitor: the first validation metric that a callback or scheduler monitors picks ``best.ckpt``.
+            check_every_steps: steps after which losses must be finite; None = never.
             prune: called after each validation on rank 0; returns why training ends, or None.
         """
         self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
-        self._by_monitor, self._prune = by_monitor, prune
+        self._by_monitor, self._prune, self._check_every = by_monitor, prune, check_every_steps
+        self._losses: list[Tensor] = []
+        """Sum of the losses since the last check, if any."""
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
         self._trainer: Any = None
@@ -80,13 +85,19 @@ class Saves(Checkpoint):
         if trainer.ckpt_path is not None:
             self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
 
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        if self._check_every is not None:  # a sum is finite if all losses are, and costs a fifth of a check of each
+            self._losses = [sum(self._losses, loss.detach().float().sum())]
+
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer, batch_idx):
             return
         self._place.count(is_last=trainer.is_last_batch)
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        every = self.files.every_steps
-        self._is_due |= every is not None and self._step // every > before // every
+        saves, checks = self.files.every_steps, self._check_every
+        self._is_due |= saves is not None and self._step // saves > before // saves
+        if checks is not None and self._step // checks > before // checks:
+            self._check_finite(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._is_due |= self.files.every_steps is None
@@ -153,9 +164,10 @@ class Saves(Checkpoint):
             self.files.save_last(trainer.global_step)
 
     def _check_finite(self, trainer: pl.Trainer) -> None:
-        """Raises NonFiniteLoss on all ranks if a weight of one is not finite. Waits for the device."""
+        """Raises NonFiniteLoss on all ranks if weights or losses of one are not finite. Waits for the device."""
         module: Any = trainer.lightning_module
-        if not trainer.strategy.reduce_boolean_decision(is_finite(module, module.device), all=True):
+        is_good, self._losses = is_finite(module, module.device, self._losses), []
+        if not trainer.strategy.reduce_boolean_decision(is_good, all=True):
             raise non_finite(self._checked_step + 1, trainer.global_step)
         self._checked_step = trainer.global_step
 
