@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -213,6 +215,32 @@ def why_not(monkeypatch: pytest.MonkeyPatch, times: int) -> str | None:
 def test_the_run_is_not_restarted_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not(monkeypatch, 11) is None
     assert why_not(monkeypatch, 12) == "Start it again with memory.micro_batch=4. It has been restarted 12 times."
+
+
+def test_a_restart_leaves_nothing_but_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has just ended, and another one has asked for a restart, too."""
+    folder, begun = RunFolder(tmp_path / "run", is_new=True), []
+
+    class Rank:
+        def __init__(self, has_ended: bool) -> None:
+            self.has_ended = has_ended
+
+        def kill(self) -> None:
+            if self.has_ended:
+                raise psutil.NoSuchProcess(1)
+            (folder.path / ".restart.json").write_text("{}")
+
+    folder.path.mkdir()
+    RunRecord.start("run").write(folder.path)
+    (folder.path / "steps.csv").touch()
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [Rank(has_ended=True), Rank(has_ended=False)])
+    monkeypatch.setattr("os.execve", lambda *words: begun.append(words))
+    for is_new in (False, True):
+        Restarts().now(replace(folder, is_new=is_new), {"because": "no room", "changes": {}, "events": []})
+        assert not (folder.path / ".restart.json").exists()
+        assert RunRecord.read(folder.path).status == "oom"
+    assert len(begun) == 2
+    assert [path.name for path in folder.path.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize(

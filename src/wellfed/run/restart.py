@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,19 @@ class Restarts:
         print(f"{reason['because']}\n{where} with {show_changes(changes)}", flush=True)
         record = RunRecord.read(folder.path)
         # A resume refuses a run whose process, which is this one, is alive.
-        replace(record, status="oom", exit_code=EXIT_OUT_OF_MEMORY).write(folder.path)
+        ended = replace(record, status="oom", exit_code=EXIT_OUT_OF_MEMORY)
+        ended.write(folder.path)
         for child in psutil.Process().children(recursive=True):
-            child.kill()
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        for left in folder.path.glob(f"{_FILE}*"):  # of a second rank that has run out of memory
+            left.unlink(missing_ok=True)
         if checkpoint is None:
             reason["events"] = [each for each in record.events if each["kind"] in _OF_MEMORY] + reason["events"]
             if folder.is_new:
                 shutil.rmtree(folder.path, ignore_errors=True)
+                folder.path.mkdir(exist_ok=True)
+                ended.write(folder.path)  # stays if the new command is killed before it has its own
         words = words_again(own_command(), changes, folder, resumes=checkpoint is not None)
         environ = {**self._environ, _REASON: json.dumps(reason), _TIMES: str(self.times + 1)}
         os.execve(sys.executable, words, environ)

@@ -24,7 +24,7 @@ from wellfed.masking import learn, masked_override
 from wellfed.plan.nodes import launch_faults
 from wellfed.process import Stopped, StopRequest, exit_code_of, without_collections
 from wellfed.ranks import launched, own_rank
-from wellfed.record.entries import GitState, LaunchEntry, RunRecord
+from wellfed.record.entries import FILE_NAME, GitState, LaunchEntry, RunRecord
 from wellfed.record.provenance import engine_state, git_state
 from wellfed.run.folder import resume, run_folder
 from wellfed.run.folder.lock import only_one
@@ -194,6 +194,9 @@ class Start:
             is_resumed = config.resume is not None and Path(config.resume).is_dir()
             folder = run_folder.open_given(run_dir, resume=is_resumed)
         with only_one(folder.path, make=folder.is_new and self.rank == 0):
+            if self.restarts.reason is not None and not folder.is_resumed:  # emptied but for the record
+                (folder.path / FILE_NAME).unlink(missing_ok=True)
+                folder = replace(folder, is_new=True)
             folder = folder.begun()
             try:
                 yield folder

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path, arguments: tuple[str, .
         other.wait()
         with only_one(tmp_path):
             assert json.loads((tmp_path / ".lock.json").read_text())["pid"] == os.getpid()
+
+
+def test_a_process_that_was_replaced_waits_for_what_it_has_forked(tmp_path: Path) -> None:
+    with only_one(tmp_path):
+        own = (tmp_path / ".lock.json").read_text()
+    with holder(tmp_path) as forked:
+        (tmp_path / ".lock.json").write_text(own)
+        threading.Timer(1.0, forked.kill).start()
+        with only_one(tmp_path):
+            pass
 
 
 def test_the_folder_is_made_and_its_own_lock_is_nothing_in_it(tmp_path: Path) -> None:

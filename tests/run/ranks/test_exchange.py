@@ -12,7 +12,7 @@ import pytest
 
 from tests.run.ranks.conftest import launch
 from wellfed.config.compose import compose
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.ranks import lightnings_launch
 from wellfed.run.outcome import OK, Outcome, RankEnded
 from wellfed.run.ranks import coordination, exchange
@@ -72,6 +72,19 @@ def test_the_latest_object_of_each_rank_is_read_without_waiting(exchanges):
     while exchanges[0].latest("figures") != [0, 2] and time.monotonic() < until_s:
         time.sleep(0.01)
     assert exchanges[0].latest("figures") == [0, 2]
+
+
+def test_ranks_that_never_come_are_named(launcher, monkeypatch):
+    monkeypatch.setattr(exchange, "COME_S", 1.0)
+    first, second = (Exchange(launch(rank, 4)) for rank in (0, 1))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(one.meet, "training") for one in (first, second)]
+        with pytest.raises(ConfigError, match=r"torchrun: ranks 2, 3 of 4 did not come within 1 s\."):
+            waiting[0].result(timeout=30)
+        first.report(FAILED)
+        with pytest.raises(RankEnded):
+            waiting[1].result(timeout=30)
+    first.close()
 
 
 def test_a_rank_that_waits_learns_how_another_has_ended(exchanges):

@@ -41,7 +41,8 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         named = _named(holder)
-        lock.acquire(timeout=0 if named and is_alive(named) else _LEFT_S)
+        is_of_other = named not in ({}, own)  # own: this process has held it before it was replaced
+        lock.acquire(timeout=0 if is_of_other and is_alive(named) else _LEFT_S)
         holder.write_text(json.dumps(own), encoding="utf-8")
     except Timeout as error:
         named = _named(holder)

@@ -7,6 +7,7 @@ reports nothing: its launcher ends the others, and torch's collectives fail.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import socket
 import time
@@ -39,7 +40,8 @@ class Exchange:
     """One rank's end of the exchange. It is opened at its first use, which imports torch.
 
     Every method raises a RankEnded if rank 0 is gone. Those that wait for another rank also do so if a rank has failed,
-    or if the awaited one has ended. Each kind of object is exchanged once.
+    or if the awaited one has ended, and on rank 0 a ConfigError if ranks have not come within `COME_S`. Each kind of
+    object is exchanged once.
 
     Args:
         address: address of the store if another process passed it on; None = find it through the launcher.
@@ -52,6 +54,8 @@ class Exchange:
         self._launchers: Any = None
         self._is_closed = False
         self._ends: dict[int, Outcome] = {}
+        self._come_until_s = math.inf
+        """Time until which all ranks must have come, on rank 0, until they have."""
 
     @property
     def port(self) -> int:
@@ -170,9 +174,20 @@ class Exchange:
             failure = self._failure() or self._ends.get(rank) or self._ends.get(self.launch.rank)
             if failure is not None:
                 raise RankEnded(failure)
+            if time.monotonic() > self._come_until_s:
+                self._check_all_came()
             time.sleep(wait_s)
             wait_s = min(0.2, 1.5 * wait_s)
         return pickle.loads(self._ask("get", key))
+
+    def _check_all_came(self) -> None:
+        launch, self._come_until_s = self.launch, math.inf
+        missing = [str(rank) for rank in range(1, launch.world_size) if not self._ask("check", [f"came/{rank}"])]
+        if missing:
+            named = f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing[:8])}"
+            problem = f"{named} of {launch.world_size} did not come within {COME_S:.0f} s."
+            way_out = "Were they started, and do their machines reach this one? Their own output has the reason."
+            raise ConfigError.of(launch.by, problem, way_out)
 
     def _open(self) -> None:
         """Opens the store at the first call."""
@@ -181,8 +196,10 @@ class Exchange:
         launch = self.launch
         if launch.rank > 0:
             self._store = stores.find(launch, COME_S) if self._given is None else stores.connect(self._given)
+            self._ask("set", f"came/{launch.rank}", "")
             return
         self._store = stores.serve()
         self._ask("set", _ENDS, "\n")
         if launch.by != "Lightning":
             self._launchers = stores.publish(self._store.port, launch, COME_S)
+            self._come_until_s = time.monotonic() + COME_S
