@@ -55,7 +55,7 @@ def test_the_newest_and_a_beginning_are_shown(
 
 def test_what_is_no_name_lists_what_there_is(tmp_path: Path) -> None:
     known = [sweep_of(tmp_path, "cats", "full"), sweep_of(tmp_path, "recsys", "quick_1")]
-    assert f"Did you mean quick_1? There are: {known[1]}, {known[0]}." in refusal("quik_1", tmp_path)
+    assert f"There are: {known[1]}, {known[0]}." in refusal("quik_1", tmp_path)
     other = sweep_of(tmp_path, "recsys", "quick_2")
     assert f"qui: may be any of 2 folders. Write one: {other}, {known[1]}." in refusal("qui", tmp_path)
     assert "python src/train.py -m sweep=quick makes one." in refusal("quick", tmp_path / "logs")

@@ -22,7 +22,9 @@ def git_output(folder: Path, *arguments: str, timeout_s: float = 20) -> str:
         OSError: git can't be started.
         subprocess.SubprocessError: the command fails, or takes longer than ``timeout_s``.
     """
-    command, environment = ["git", "-C", str(folder), *arguments], {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    of_a_hook = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # a command would change the hook's own index
+    kept = {name: value for name, value in os.environ.items() if name not in of_a_hook}
+    command, environment = ["git", "-C", str(folder), *arguments], {**kept, "GIT_OPTIONAL_LOCKS": "0"}
     return subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True, env=environment
     ).stdout

@@ -51,7 +51,7 @@ def test_findings_as_json_and_nothing_else(runs: Path, capsys: pytest.CaptureFix
 def test_what_is_no_run_is_told_with_what_there_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diagnose", "2026-01-01_00-00-00_aaab"]) == 2
     error = capsys.readouterr().err
-    assert "is neither the folder nor the name of a run in logs. Did you mean 2026-01-01_00-00-00_aaaa?" in error
+    assert "is neither the folder nor the name of a run in logs. There are: " in error
     assert error.index("bbbb") < error.rindex("aaaa")  # the newest first
     assert cli.main(["diagnose", str(runs)]) == 2
     assert "is neither the folder nor the name of a run" in capsys.readouterr().err

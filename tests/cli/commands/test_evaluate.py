@@ -116,15 +116,6 @@ def test_a_configuration_that_has_changed_since_is_refused(good: Path, capsys: p
     assert not (good.parents[1] / "evaluation.json").exists()
 
 
-@pytest.mark.simulated(mib=8192, lost_after=100)
-def test_a_card_that_is_lost_meanwhile_is_said(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluated(good) == 1
-    out, err = capsys.readouterr()
-    assert "\nCUDA error: unspecified launch failure\n" in err
-    assert err.endswith("accelerator=cpu evaluates without the card.\n")
-    assert not out
-
-
 @pytest.mark.simulated(mib=2)
 def test_a_card_that_is_too_small_is_said(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluated(good) == 3

@@ -71,7 +71,7 @@ def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.Captur
         ((A, B, A), "are 3 runs, and a page shows two. Name two."),
         ((A, "--out", "page.html"), "--out page.html: is the name of a file; the pages have theirs. Name a folder."),
         ((A, A), "is the same run. Name another one to compare it with."),
-        ((A, "2026-01-02_00-00-00_bbbc"), "Did you mean 2026-01-02_00-00-00_bbbb?"),
+        ((A, "2026-01-02_00-00-00_bbbc"), "There are: logs/recsys/runs/2026-01-02_00-00-00_bbbb, "),
         (
             (A, "--out", "file/under"),
             "can't be written to: Not a directory. Make room there, or write elsewhere: --out FOLDER.",
