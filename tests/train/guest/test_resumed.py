@@ -29,7 +29,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("at", ["within the first epoch", "within the second", "between two"])
+@pytest.mark.parametrize("at", ["within the first epoch", slow("within the second"), "between two"])
 @pytest.mark.parametrize(("model", "data", "typed"), ROWS)
 def test_it_goes_on_with_the_batch_that_comes_next(
     tmp_path: Path, model: str, data: str, typed: tuple[str, ...], at: str
