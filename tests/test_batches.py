@@ -178,6 +178,23 @@ class Custom(collections.abc.Mapping):
         return len(self._items)
 
 
+@dataclasses.dataclass(init=False)
+class Initless:
+    x: Any
+
+    def __init__(self, first, second):
+        self.x = first + second
+
+
+@dataclasses.dataclass
+class WithInitVar:
+    x: Any
+    scale: dataclasses.InitVar[int]
+
+    def __post_init__(self, scale):
+        self.x = self.x * scale
+
+
 def containers():
     one = torch.ones(2)
     yield OrderedDict(a=one)
@@ -186,6 +203,8 @@ def containers():
     yield UserDict(a=one)
     yield Custom({"a": one})
     yield Pair(one, "text")
+    yield Initless(one, one)
+    yield WithInitVar(one, 3)
 
 
 @pytest.mark.parametrize("container", list(containers()), ids=lambda one: type(one).__name__)

@@ -66,8 +66,16 @@ def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
         if isinstance(container, Mapping):
             return type(container)(new)  # type: ignore[call-arg]
         return type(container)(*new.values()) if _has_fields(container) else type(container)(new.values())
-    given = [spec.name for spec in dataclasses.fields(container) if spec.init]
-    return dataclasses.replace(container, **{name: each(name, getattr(container, name)) for name in given})
+    fields = {spec.name: spec.init for spec in dataclasses.fields(container)}
+    given = {name: each(name, getattr(container, name)) for name, is_given in fields.items() if is_given}
+    try:
+        return dataclasses.replace(container, **given)
+    except (TypeError, ValueError):  # its class has its own __init__, or an InitVar
+        clone = copy.copy(container)
+        for name in fields:
+            item = given[name] if name in given else each(name, getattr(container, name))
+            object.__setattr__(clone, name, item)
+        return clone
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
