@@ -214,9 +214,8 @@ class Training:
         return drawn
 
     def _begin(self) -> None:
-        watchers, number, files = self.watchers, self.number, self.checkpoints
-        if files is not None and not files.is_trusted:
-            check(state_of(self))  # before training, instead of at the first checkpoint
+        watchers, number = self.watchers, self.number
+        self._check_state()  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
         if rank := self._place.rank:
@@ -348,6 +347,8 @@ class Training:
     def _after_step(self, is_last: bool) -> None:
         """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
         every, number = self.limits.validate_every_steps, self.number
+        if number == 1:
+            self._check_state()  # it has what the first step adds
         validates = self._validation is not None and (is_last if every is None else number % every == 0)
         if validates:
             self._validate()
@@ -383,7 +384,7 @@ class Training:
         if self._validation is not None:
             rhythms.append(self.limits.validate_every_steps)
         steps = [(self.number // every + 1) * every for every in rhythms if every]
-        self._due_step = min([*steps, self.limits.max_steps or math.inf])
+        self._due_step = min([*steps, self.limits.max_steps or math.inf]) if self.number else 1
         # Several ranks look at their clocks every few steps.
         self._due_s = min(self._saved_at_s + self._save_s, self.began_s + self._most_s) if self._is_alone else math.inf
 
@@ -471,6 +472,11 @@ class Training:
             _LOG.warning("%s %s", error, self.checkpoints and self.checkpoints.way_back())
         except Exception as error:  # noqa: BLE001  whatever the user's state raises
             _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(error))
+
+    def _check_state(self) -> None:
+        if self.checkpoints is not None and not self.checkpoints.is_trusted:
+            self.clock.interrupt()
+            check(state_of(self))
 
     def _prepare_save(self) -> None:
         self.clock.interrupt()
