@@ -327,4 +327,4 @@ def test_a_step_of_the_optimizer_needs_the_last_checkpoint(precision: str) -> No
     step = 11 if precision == "16-mixed" else 8  # the scaler has left out three steps by then
     with pytest.raises(RestartNeeded, match=f"in the optimizer's step {step},") as caught:
         trained(Place("optimizer", since=8), precision, CPU)
-    assert (caught.value.changes, caught.value.kind) == ({"memory.micro_batch": 8}, "device_oom")
+    assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")

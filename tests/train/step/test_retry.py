@@ -1,5 +1,6 @@
 """A step that is done again is the same step, whatever ran out of memory."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -310,12 +311,21 @@ def trained(optimizer: Any, events: Any = None, **more: Any) -> PlacedModel:
     return module
 
 
-def test_an_optimizer_that_runs_out_needs_the_last_checkpoint_and_less() -> None:
+@pytest.mark.parametrize(
+    ("options", "changes", "kind"),
+    [
+        ({"foreach": True}, {"workload.optimizer.foreach": False}, "ladder"),
+        ({"foreach": False}, {"memory.micro_batch": 16}, "step_down"),
+    ],
+)
+def test_an_optimizer_that_runs_out_needs_the_last_checkpoint_and_less(
+    options: dict[str, Any], changes: dict[str, Any], kind: str
+) -> None:
     events = Notes()
     with pytest.raises(RestartNeeded, match="in the optimizer's step 2, with micro-batches of 32") as caught:
-        trained(Fails, events)
-    assert (caught.value.changes, caught.value.kind) == ({"memory.micro_batch": 16}, "device_oom")
-    assert events.kinds == ["oom", "step_down"]
+        trained(partial(Fails, **options), events)
+    assert (caught.value.changes, caught.value.kind) == (changes, "device_oom")
+    assert events.kinds == ["oom", kind]
 
 
 def test_what_is_only_measured_is_not_restarted() -> None:

@@ -114,7 +114,7 @@ class TrainStep:
             return self._changed_nothing()
         _, failure = self._attempt(self._update, loss)
         if failure is not None:
-            raise self._restart(self._take_less(failure, f" in the optimizer's step {self.number},"), failure)
+            raise self._restart(self._take_less(failure, in_optimizer=True), failure)
         self.totals.commit()
         self._growth.note(self.number)
         if self.passes.loss.has_compiled:
@@ -163,11 +163,8 @@ class TrainStep:
     def _restart(self, message: str, failure: oom.MemoryFailure) -> RestartNeeded:
         return RestartNeeded(message, self._fallbacks.changes(), failure.kind)
 
-    def _take_less(self, failure: oom.MemoryFailure, where: str = "") -> str:
+    def _take_less(self, failure: oom.MemoryFailure, *, in_optimizer: bool = False) -> str:
         """Frees what a failed attempt has left, and takes the next fallback; returns the failure in a sentence.
-
-        Args:
-            where: place outside of the passes, for the sentence.
 
         Raises:
             OutOfMemoryExhausted: no fallback is left, none is allowed, or memory grows with every step.
@@ -178,8 +175,9 @@ class TrainStep:
         oom.release()
         self._on_event("oom", step=self.number, message=failure.message)
         rank = f" on rank {passes.ranks.number}" if passes.ranks.size > 1 else ""
+        where = f" in the optimizer's step {self.number}," if in_optimizer else ""
         ran_out = f"Out of memory{rank}{where} with {fallbacks.tried()}: {failure.message}"
-        changed = fallbacks.step_down() if self._adapts and not grown else None
+        changed = fallbacks.step_down(self._optimizer if in_optimizer else None) if self._adapts and not grown else None
         if changed is not None:
             self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
             self.was_disturbed = True
