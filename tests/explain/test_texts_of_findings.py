@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.kit.evidence_of import evidence, walled
 from wellfed.explain.diagnosis import words
@@ -61,6 +62,31 @@ def lines(name: str, given: Evidence, finding: Finding) -> str:
     script = in_script_words(finding, given.record).text
     more = "" if script == finding.text else f"\n  - script: {script}"
     return f"- {name}: {finding.text}{more}"
+
+
+DOCS = sorted(Path(__file__).parents[2].glob("docs/findings/*.md"))
+
+
+def pattern(template: str) -> str:
+    """Pattern of the texts that a template may give."""
+    parts = re.split(r"(\[[^\[\]]*\])", template)
+    texts = [".*?".join(map(re.escape, re.split(r"\{[^}]*\}", part.strip("[]")))) for part in parts]
+    return "".join(f"(?:{text})?" if part[:1] == "[" else text for part, text in zip(parts, texts, strict=True))
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_examples_in_the_docs_have_the_words_of_today(page: Path) -> None:
+    tables = tomllib.loads(Path(words.__file__).with_name("findings.toml").read_text(encoding="utf-8"))
+    shown = "".join(
+        re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    )
+    for name, text in re.findall(r"^- (\w+) \(\w+\): (.*?)(?=^- |\Z)", shown, flags=re.MULTILINE | re.DOTALL):
+        cases = [tables[name], *(case for case in tables[name].values() if isinstance(case, dict))]
+        message = "|".join(pattern(case["message"]) for case in cases if "message" in case)
+        advice = "|".join(pattern(case[key]) for case in cases for key in ("advice", "otherwise") if case.get(key))
+        said = " ".join(text.split())
+        assert re.fullmatch(f"(?:{message})(?: (?:{advice}))*(?: (?:Try: |Without it).*)?", said), said
+        assert "(1.00 to" not in said
 
 
 def test_the_texts_of_all_findings_are_those_that_were_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from wellfed.record.entries import RunRecord
 
 VERDICTS = {"unknown", "busy_machine", "too_few_steps", "machine_was_slower", "unexplained", "steps_varied"}
 STARVED = {"plan": {"loader.num_workers": 0, "loader.backend": "inline"}, "loading": {"build_ms_mean": 30.0}}
+BUILT = {"build_ms_mean": 30.0, "cpu_frac": 0.95}
 
 
 def ids(given):
@@ -109,6 +110,14 @@ def test_what_steps_lose_counts_for_their_share_of_the_wall_time():
     first, second = run_rules(evidence(wall=walled(steps_s=4.0, validation_s=6.0), **times, **STARVED))
     assert (first.id, second.id) == ("frequent_validation", "loading_in_main_process")
     assert second.time_lost_frac == pytest.approx(second.gain.lost_frac)
+
+
+@pytest.mark.parametrize(("validation_s", "is_said"), [(1.5, True), (0.5, False)])
+def test_a_gain_of_all_of_training_is_told_from_one_of_the_rate_which_is_of_steps(validation_s, is_said):
+    wall = walled(steps_s=8.5, validation_s=validation_s)
+    first = run_rules(evidence(ceiling=4.0, wait_ms=30.0, wall=wall, **{**STARVED, "loading": BUILT}))[0]
+    assert "times as fast" in first.expected
+    assert ("for all of training, predicted" in first.text) is is_said
 
 
 def test_a_long_start_hides_no_waiting():
@@ -217,6 +226,14 @@ def test_the_costliest_comes_first_and_what_costs_little_after_fed(monkeypatch):
     monkeypatch.setattr(module, "OF_EVENTS", [])
     monkeypatch.setattr(module, "OF_STEPS", [lambda _, one=one: one for one in found[:2]])
     assert ids(evidence(ceiling=1.0)) == ["healthy", "little", "note"]
+
+
+def test_a_straggler_counts_twice_and_not_more(monkeypatch):
+    found = [Finding("straggler", "", {}, lost_frac=0.11), Finding("some", "", {}, lost_frac=0.2)]
+    found.append(Finding("much", "", {}, lost_frac=0.6))
+    monkeypatch.setattr(module, "OF_EVENTS", [])
+    monkeypatch.setattr(module, "OF_STEPS", [lambda _, one=one: one for one in found])
+    assert ids(evidence(ceiling=1.0)) == ["much", "straggler", "some"]
 
 
 def test_an_event_is_a_verdict_whatever_it_costs():

@@ -73,6 +73,8 @@ class Finding:
     """Sentences on what to do where no override does it."""
     for_script: tuple[str, str] | None = field(default=None, kw_only=True)
     """Message and advice for a watched script; None = as for a run."""
+    is_of_training: bool = field(default=False, kw_only=True)
+    """Whether its text says that the gain is of all of training, as its steps, of which the rate is, are but a part."""
     is_note: bool = field(default=False, kw_only=True)
     """Whether it is information instead of a cause of lost time."""
 
@@ -99,7 +101,8 @@ class Finding:
         if float(low) <= 1:
             return "gain uncertain"
         bounds = "" if low == high else f" ({low} to {high})"
-        return f"about {show_factor(self.gain.factor)} times as fast{bounds}, predicted"
+        whole = " for all of training" if self.is_of_training else ""
+        return f"about {show_factor(self.gain.factor)} times as fast{bounds}{whole}, predicted"
 
     @property
     def text(self) -> str:

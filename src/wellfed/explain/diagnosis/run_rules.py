@@ -42,6 +42,9 @@ _OF_COMPUTE = (
 """Rules whose gains refer to the compute time of a step."""
 _OF_WALL = (pause.frequent_checkpoints, pause.frequent_validation, pause.slow_callbacks, feeding.restarted_workers)
 """Rules whose gains refer to the wall time of training. Other gains refer to its steps."""
+_RANKS_FIRST = 2.0
+"""Factor on the time that a straggler costs, for the order of findings. Rank 0 gives all other figures, which are
+misleading if another rank makes it wait."""
 
 
 def conclude(evidence: Evidence) -> None:
@@ -69,9 +72,9 @@ def run_rules(evidence: Evidence) -> list[Finding]:
     def is_verdict(finding: Finding) -> bool:
         return finding.id in of_events or finding.time_lost_frac >= WORTH_FRAC
 
-    def rank(finding: Finding) -> tuple[bool, bool, float]:
-        # Rank 0 gives all other figures, which are misleading if another rank makes it wait.
-        return not is_verdict(finding), finding.id != "straggler", -finding.time_lost_frac
+    def rank(finding: Finding) -> tuple[bool, float]:
+        weight = _RANKS_FIRST if finding.id == "straggler" else 1.0
+        return not is_verdict(finding), -weight * finding.time_lost_frac
 
     findings.sort(key=rank)
     notes = [finding for finding in findings if finding.is_note]
@@ -112,7 +115,9 @@ def _of_steps(evidence: Evidence) -> list[Finding]:
             phases = phase_shares(time)
             compute_frac = sum(phases.values()) - phases.get(OTHER, 0.0) if phases else time["compute_frac"]
             finding = _within(finding, min(1.0, compute_frac))
-        findings.append(finding if rule in _OF_WALL or frac >= MOSTLY_STEPS_FRAC else _within(finding, frac))
+        if rule not in _OF_WALL and frac < MOSTLY_STEPS_FRAC:
+            finding = replace(_within(finding, frac), is_of_training=True)
+        findings.append(finding)
     return findings
 
 

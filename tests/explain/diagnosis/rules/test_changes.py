@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.kit.card_evidence import on_card
-from tests.kit.evidence_of import evidence
+from tests.kit.evidence_of import evidence, walled
 from tests.kit.loader_evidence import fed_by
 from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding
@@ -137,3 +137,33 @@ def test_a_long_warm_up_is_a_note() -> None:
     assert found.is_note
     assert found.evidence["warmup_s"] == pytest.approx(9.0, rel=0.01)
     assert feeding.slow_start(evidence(steps=200)) is None
+    both = feeding.slow_start(evidence(wall=walled(steps_s=8.0, start_s=3.0, end_s=2.0)))
+    assert both is not None
+    assert "are lost once: 3.0 s before the first step, 2.0 s after the last. A longer" in both.message
+
+
+def test_workers_wait_for_a_lock_or_were_timed_alone() -> None:
+    locked = asked(feeding.contended_loading, fed_by(4, build_ms=100.0, lock_pct=280.0))
+    assert locked is not None
+    assert "each waits for 70.0 % of its time for a lock that they share (threads" in locked.message
+    assert "alone" not in locked.message
+    timed = asked(feeding.contended_loading, fed_by(4, build_ms=100.0, loading={"build_ms_alone": 40.0}))
+    assert timed is not None
+    assert "takes 100 ms to build, 2.5 times as long as by one worker alone" in timed.message
+    assert "each waits" not in timed.message
+
+
+@pytest.mark.parametrize(("cores", "words"), [(1.0, "the one core is full: more"), (2.0, "all 2 cores are full: more")])
+def test_full_cores_are_counted(cores: float, words: str) -> None:
+    found = asked(feeding.cpu_bound_loading, fed_by(4, build_ms=200.0, cpu_frac=0.9, cores=cores, cpu_pct=100 * cores))
+    assert found is not None
+    assert words in found.message
+
+
+def test_data_with_fetch_that_the_process_builds_itself_has_a_certain_gain() -> None:
+    run = fed_by(0, build_ms=140.0, step_ms=12.0, cpu_frac=0.95, backend="torch", **FETCH)
+    found = asked(feeding.cpu_bound_loading, run)
+    assert found is not None
+    assert found.gain is not None
+    assert found.gain.low == pytest.approx(152.1 / (12.1 + 14.0))
+    assert found.change == ("loader=auto",)

@@ -178,7 +178,7 @@ def step_time_trend(evidence: Evidence) -> Finding | None:
     """Returns a finding if the median step of each part of a run took longer than in the part before, by enough and not
     in one jump."""
     samples, times_ms = evidence.steps.column("samples"), evidence.steps.rest_ms
-    if len(times_ms) < _FEWEST or clocks_limited(evidence) is not None:
+    if len(times_ms) < _FEWEST or clocks_limited(evidence) is not None or _others_rise(evidence):
         return None
     if len(samples) == len(times_ms) and np.all(samples > 0):
         times_ms = times_ms * float(np.mean(samples)) / samples  # the last batch of an epoch may be smaller
@@ -191,3 +191,12 @@ def step_time_trend(evidence: Evidence) -> Finding | None:
     lost_frac = max(0.0, 1 - first / float(np.mean(times_ms)))
     figures: Figures = {"first_ms": first, "last_ms": last, "growth_factor": last / first, "lost_frac": lost_frac}
     return found("step_time_trend", figures, lost_frac=lost_frac)
+
+
+def _others_rise(evidence: Evidence) -> bool:
+    """Returns whether other programs, or other ranks, took more and more of the machine."""
+    others = evidence.telemetry.taken_cores[np.isfinite(evidence.telemetry.taken_cores)]
+    if len(others) < 3:
+        return False
+    first, *_, last = (float(part.mean()) for part in np.array_split(others, 3))
+    return last - first >= limits.OTHERS_FRAC * (evidence.cores or 1.0)

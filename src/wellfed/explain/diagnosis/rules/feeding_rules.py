@@ -28,7 +28,7 @@ from wellfed.explain.diagnosis.gains.feeding import (
 )
 from wellfed.explain.diagnosis.script_words import OWN_STREAM, is_script
 from wellfed.explain.diagnosis.words import Figures
-from wellfed.units import MIB
+from wellfed.units import MIB, show_duration
 
 
 @once
@@ -168,14 +168,21 @@ def too_few_workers(evidence: Evidence, feeding: Feeding) -> Finding:
     return found("too_few_workers", figures, gain=feeding.gain(advised), **way_out)
 
 
+_FETCH_FRAC = 0.1
+"""Assumed time to fetch a whole batch over that to build it by single samples, for the lower end of a gain."""
+
+
 def cpu_bound_loading(evidence: Evidence, feeding: Feeding) -> Finding:
     """Returns a finding if more workers would only share the same cores."""
     if has_unused_fetch(evidence):
         is_typed = any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides)
         change = knobs(evidence, backend="auto", num_workers=None) if is_typed else ("loader=auto",)
-        gain = Gain(feeding.bound, 1.0, feeding.bound)
+        low = feeding.step_ms / (feeding.fed_ms + _FETCH_FRAC * feeding.build_ms)
+        low = 1.0 if feeding.num_workers or feeding.waits_outside else min(low, feeding.bound)
+        gain = Gain(feeding.bound, low, feeding.bound)
         return found("cpu_bound_loading", feeding.figures(), change, case="by_sample", gain=gain)
     figures = {**feeding.figures(), "_shared": feeding.others >= 0.1 * feeding.cores}
+    figures |= {"_is_one": feeding.cores == 1, "_are_more": feeding.cores != 1}
     return found("cpu_bound_loading", figures, lost_frac=feeding.wait_frac)
 
 
@@ -197,6 +204,8 @@ def contended_loading(evidence: Evidence, feeding: Feeding) -> Finding:
     That was timed before training, or workers were seen to wait for a lock that they share.
     """
     figures = {**feeding.figures(), "contention_factor": feeding.contention, "lock_frac": feeding.lock_frac}
+    is_locked = feeding.lock_frac >= 1 - 1 / limits.CONTENTION_FACTOR
+    figures |= {"_is_locked": is_locked, "_was_timed": not is_locked}
     return found("contended_loading", figures, lost_frac=feeding.wait_frac)
 
 
@@ -214,6 +223,10 @@ def workers_take_the_cpu(evidence: Evidence) -> Finding | None:
     return found("workers_take_the_cpu", figures, gain=Gain(top, 1.0, top), lost_frac=1 - 1 / top, **way_out)
 
 
+_QUEUES = (4, 8, 16, 32)
+"""Batches kept ready by each worker that are tried against random latency."""
+
+
 def uneven_batches(evidence: Evidence, feeding: Feeding) -> Finding:
     """Returns a finding if more batches kept ready would bridge the slow ones, or latency is random."""
     if not _has_slow_builds(evidence, feeding):
@@ -223,14 +236,21 @@ def uneven_batches(evidence: Evidence, feeding: Feeding) -> Finding:
         gain, way_out = feeding.gain(feeding.num_workers, needed), loader_change(evidence, prefetch_factor=needed)
         return found("uneven_batches", figures, gain=gain, **way_out)
     figures, lost_frac = _latency_of(evidence, feeding)
-    workers = feeding.num_workers if feeding.has_enough else max(feeding.num_workers, feeding.workers_advised)
-    prefetch = _most_prefetch(evidence, workers)
-    gain = feeding.gain(workers, prefetch)
-    if prefetch <= feeding.prefetch or gain.factor < limits.LEAST_GAIN:
+    workers = feeding.num_workers
+    if not feeding.has_enough and feeding.contention is None:
+        workers = max(workers, feeding.workers_advised)
+    # The smallest queue that does nearly as well as the largest that memory allows.
+    most = _most_prefetch(evidence, workers)
+    sizes = [feeding.prefetch, *(size for size in _QUEUES if feeding.prefetch < size <= most)]
+    gains = {size: feeding.gain(workers, size) for size in sizes}
+    best = max(gain.factor for gain in gains.values())
+    prefetch = next(size for size in sizes if gains[size].factor >= best / limits.LEAST_GAIN)
+    if best < limits.LEAST_GAIN or (workers, prefetch) == (feeding.num_workers, feeding.prefetch):
         return found("uneven_batches", figures, case="latency", lost_frac=lost_frac)
     ahead = {} if feeding.num_workers else {"backend": "auto"}
     way_out = loader_change(evidence, **ahead, num_workers=workers, prefetch_factor=prefetch)
-    return found("uneven_batches", {**figures, "_bridged": True}, case="latency", gain=gain, **way_out)
+    figures["_bridged"] = True
+    return found("uneven_batches", figures, case="latency", gain=gains[prefetch], **way_out)
 
 
 _NAMED = 5
@@ -248,7 +268,7 @@ def slow_samples(evidence: Evidence) -> Finding | None:
     if not lost:
         return None
     named = ", ".join(str(event["index"]) for event in lost[:_NAMED] if "index" in event)
-    figures = {"samples_skipped": evidence.num_events("sample_skipped"), "_named": named}
+    figures = {"samples_skipped": evidence.num_events("sample_skipped"), "_named": named or None}
     return found("slow_samples", figures, case="left_out", is_note=True)
 
 
@@ -336,10 +356,15 @@ def slow_start(evidence: Evidence) -> Finding | None:
     wall, lost_s = evidence.wall.entry, evidence.wall.once_s
     if wall is None or lost_s < max(limits.SLOW_START_S, limits.SLOW_START_FRAC * wall["total_s"]):
         return None
-    parts_s = {"start_s": wall["start_s"], "end_s": wall["end_s"]}
-    parts_s["warmup_s"] = lost_s - sum(parts_s.values())
-    figures: Figures = {name: part_s if part_s > 0.1 * lost_s else None for name, part_s in parts_s.items()}
-    figures |= {"training_s": wall["total_s"], "_lost_s": lost_s}
+    parts_s = {"start_s": wall["start_s"], "warmup_s": lost_s - wall["start_s"] - wall["end_s"], "end_s": wall["end_s"]}
+    places = (
+        "before the first step",
+        "in the warm-up (compiling, claiming memory, starting workers)",
+        "after the last",
+    )
+    parts = zip(parts_s.values(), places, strict=True)
+    shown = [f"{show_duration(part_s)} {place}" for part_s, place in parts if part_s > 0.1 * lost_s]
+    figures: Figures = {**parts_s, "training_s": wall["total_s"], "_lost_s": lost_s, "_parts": ", ".join(shown)}
     return found("slow_start", figures, is_note=True)
 
 

@@ -7,6 +7,7 @@ from tests.kit.evidence_of import evidence
 from tests.kit.few import few
 from wellfed.explain.diagnosis.rules.compute_rules import step_time_trend as check
 from wellfed.explain.diagnosis.run_rules import run_rules
+from wellfed.observe.telemetry.series import HOST
 
 RUNS = 200
 
@@ -61,3 +62,9 @@ def test_larger_batches_take_longer_without_a_trend():
     samples = np.linspace(100, 300, 120)
     columns = {"compute_ms": samples / 10, "samples": samples}
     assert check(evidence(steps=120, compute_ms=20.0, columns=columns)) is None
+
+
+@pytest.mark.parametrize(("last_pct", "is_named"), [(400.0, False), (60.0, True)])
+def test_other_programs_that_take_more_and_more_explain_the_growth(last_pct, is_named):
+    curves = {HOST: {"others_cpu_pct": np.linspace(0.0, last_pct, 30), "time_s": np.arange(30.0)}}
+    assert (check(of_steps(GROWING, curves=curves)) is not None) is is_named

@@ -51,6 +51,9 @@ def test_samples_that_were_left_out_are_noted():
     assert found.message.startswith("1 sample left out that could not be loaded: 17.")
     many = slow_samples(fed_by(2, build_ms=5.0, events=[{**events[0], "left_out": 40}]))
     assert many.message.startswith("41 samples left out that could not be loaded: 17.")
+    del events[0]["index"]
+    unnamed = slow_samples(fed_by(2, build_ms=5.0, events=events))
+    assert unnamed.message == "1 sample left out that could not be loaded. Finding each of them took time."
     slow = slow_samples(slow_at([17, 203, 203, 17], events=events))
     assert not slow.is_note
     assert "17, 203" in slow.message
@@ -60,3 +63,13 @@ def test_one_slow_step_and_many_are_another_matter():
     once = np.arange(200) == 30
     assert slow_samples(fed_by(4, build_ms=np.where(once, 900.0, 5.0), wait_ms=850.0 * once)) is None
     assert slow_samples(fed_by(1, build_ms=200.0)) is None
+
+
+def test_the_smallest_queue_is_advised_that_bridges_random_latency_nearly_as_well():
+    late = np.arange(200) % 20 == 7
+    run = fed_by(
+        4, build_ms=np.where(late, 120.0, 5.0), wait_ms=np.where(late, 105.0, 0.0), loader={"prefetch_factor": 1}
+    )
+    found = waiting_for_data(run)
+    assert "random latency" in found.message
+    assert found.change == ("loader.prefetch_factor=4",)
