@@ -7,6 +7,7 @@ import torch
 from tests.kit.sets import Failing, Fetching
 from wellfed.data import device_prefetch
 from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.data.eval_loader import EvalLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 from wellfed.errors import DataError
@@ -113,6 +114,24 @@ def test_an_error_comes_out_where_its_batch_would(plan):
         read()
     assert seen == expected[:-1]
     prefetcher.close()
+
+
+def test_a_split_whose_length_has_changed_is_told():
+    data = Fetching()
+    prefetcher = DevicePrefetcher(EvalLoader(data, 4, seed=1), CPU, 1)
+    assert len(ids(prefetcher)) == 6
+    data.__class__ = type("Shorter", (Fetching,), {"__len__": lambda self: 8})
+    told = []
+
+    def read():
+        with pytest.raises(DataError, match="has 8 samples, and had 23") as caught:
+            list(prefetcher)
+        told.append(caught)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(20)
+    assert told
 
 
 def test_what_is_dropped_half_way_leaves_no_thread():

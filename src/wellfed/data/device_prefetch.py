@@ -201,11 +201,12 @@ class _Reader(threading.Thread):
         self.join(_STOP_S)
 
     def run(self) -> None:
-        deliveries: Any = iter(self._loader)
+        deliveries: Any = None
         end: BaseException | None = None
         try:
             if self._device.type == "cuda":  # pinning memory would create a context on the current device
                 torch.cuda.set_device(self._device)
+            deliveries = iter(self._loader)
             for delivery in deliveries:
                 after = self.free.get()
                 if after is not None and not self._has_to_stop:
@@ -217,4 +218,5 @@ class _Reader(threading.Thread):
             end = error
         finally:
             self._ready.put(end)
-            deliveries.close()  # workers must end in the thread that started them
+            if deliveries is not None:
+                deliveries.close()  # workers must end in the thread that started them
