@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,6 +18,7 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.errors import OtherRankFailed, type_and_line
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.record.entries import OnEvent, ignore_event
@@ -204,13 +205,32 @@ class PlacedModel:
         # All ranks get the buffers of rank 0, as DDP does before each forward pass. Once a pass: each rank repeats the
         # pass by itself if its memory runs out.
         self.place.send(self.model.buffers())
-        while not self._has_passed(split, deliveries, step, look):
-            pass
+        failure: Exception | None = None
+        try:
+            while not self._has_passed(split, deliveries, step, look):
+                pass
+        except Exception as error:
+            if not self.options.shares_evaluation:
+                raise
+            failure = error  # raised below, when no other rank waits for this one
         if self.options.shares_evaluation:
-            # Tensors would arrive on the device of the rank that sent them.
-            own = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
-            self.evaluation.merge(self.place.gather(own))
+            self._merge_over_ranks(split, failure)
         return self.evaluation.compute()
+
+    def _merge_over_ranks(self, split: str, failure: Exception | None) -> None:
+        """Merges the metrics of all ranks. If one has failed, raises its error there, and its text on the others."""
+        text, state = "", []
+        if failure is None:  # on the host: tensors would arrive on the device of the rank that sent them
+            state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
+        else:
+            text = f"Rank {self.place.rank} failed in the {split} split: {type_and_line(failure)}"
+        told = self.place.gather((text, state))
+        if failure is not None:
+            raise failure
+        for text, _ in told:
+            if text:
+                raise OtherRankFailed(text)
+        self.evaluation.merge([state for _, state in told])
 
     def _has_passed(self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None]) -> bool:
         """Passes over a split in evaluation mode; returns False if memory ran out and it must begin again."""
@@ -220,7 +240,7 @@ class PlacedModel:
             for delivery in deliveries:
                 if precision.dtype is not None:
                     self._convert(delivery)
-                with precision.forward() or nullcontext():
+                with precision.forward():
                     if not self._evaluating.take(split, delivery, source, self.device, step):
                         return False
                 del delivery  # frees its device memory while the next batch is fetched
@@ -232,7 +252,7 @@ class PlacedModel:
         buffers, generators and metrics."""
         try:
             with put_back(self.whole, self.device, only_buffers=True), logged_to(None):
-                return self.evaluate(split, list(deliveries), 0)
+                return self.evaluate(split, deliveries, 0)
         except Exception as error:
             error.add_note(
                 f"in the {split} batches that are tried before training; trainer.sanity_batches=0 tries none"
