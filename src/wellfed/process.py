@@ -130,11 +130,9 @@ EXIT_TIME_LIMIT = exit_code_of(getattr(signal, "SIGUSR1", 0))
 class Stopped(BaseException):
     """A request to stop the run. Not an Exception, so that no handler swallows it."""
 
-    def __init__(self, signum: int, *, is_of_all: bool = False) -> None:
+    def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
-        self.is_of_all = is_of_all
-        """Whether all ranks stop, at the same step."""
 
 
 class StopRequest:
@@ -179,7 +177,7 @@ class StopRequest:
         """Lets a signal raise at once from now on, also one that has come before. Set ``is_stepping`` at its end."""
         self.is_stepping = False
         if self.signum is not None:
-            raise Stopped(self.signum, is_of_all=True)
+            raise Stopped(self.signum)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:

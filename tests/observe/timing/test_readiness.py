@@ -98,14 +98,3 @@ def test_a_table_keeps_the_latest_rows():
     table.extend(numbered(400, 600))
     assert steps_of(table) == list(range(550, 600))
     assert len(table) == 50
-
-
-def test_later_steps_are_dropped_from_a_table():
-    table = StepTable(most=50)
-    table.drop_after(3)
-    table.extend(numbered(1, 11))
-    table.drop_after(7)
-    table.extend(numbered(8, 10))
-    assert steps_of(table) == list(range(1, 10))
-    table.drop_after(0)
-    assert (len(table), summarise(table)) == (0, None)

@@ -74,14 +74,6 @@ class Journal:
         self._cut(step, math.inf, self._steps, self._metrics)
         self._cut(step, self.time_s(), self._telemetry)
 
-    def rewind(self, step: int, time_s: float) -> None:
-        """Drops steps and metrics after a step, and those written after ``time_s``; training goes on from there.
-
-        Telemetry stays.
-        """
-        self.rows.drop_after(step)
-        self._cut(step, time_s, self._steps, self._metrics)
-
     def drop_readings_after(self, time_s: float) -> None:
         """Drops telemetry after a time."""
         self._cut(sys.maxsize, time_s, self._telemetry)

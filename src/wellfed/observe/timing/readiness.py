@@ -83,11 +83,6 @@ class StepTable:
         self._array[self._end : self._end + len(new)] = new
         self._end += len(new)
 
-    def drop_after(self, step: int) -> None:
-        """Drops the rows of later steps, which are the last ones."""
-        while self._end and self._array[self._end - 1, 0] > step:
-            self._end -= 1
-
     def __len__(self) -> int:
         return self._end if self._most is None else min(self._end, self._most)
 

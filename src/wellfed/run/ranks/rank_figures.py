@@ -128,8 +128,7 @@ class RankFigures:
         self._sizes, self._cpu = BatchSizes(), None
         self._due_s = time.monotonic() + EVERY_S
         with _logged():
-            for kind in (_KIND, _LAST_KIND):
-                self._others.publish(kind, None)
+            self._others.publish(_KIND, None)
 
     @property
     def on_batch(self) -> Callable[[Delivery], None] | None:

@@ -112,7 +112,7 @@ class Saves(Checkpoint):
             is_asked, is_time = (is_turn and any_of(flag, all=False) for flag in (is_asked, is_time))
         if is_asked:
             self._save_before_end(trainer)
-            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+            raise Stopped(self._stop.signum or signal.SIGTERM)
         if self._is_due or is_time:
             self._save_last(trainer)
 
@@ -125,7 +125,7 @@ class Saves(Checkpoint):
         self.files.warn_without_best(self._metrics)
         self._stop.is_stepping = False
         if self._stop.signum is not None and trainer.world_size == 1:
-            raise Stopped(self._stop.signum, is_of_all=True)
+            raise Stopped(self._stop.signum)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         self._stop.is_stepping = False

@@ -185,7 +185,7 @@ class Training:
             self.watchers.close()
             self._stop.is_stepping = False
         if self._place.any_of([self._stop.signum is not None])[0]:  # the last checkpoint is written
-            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+            raise Stopped(self._stop.signum or signal.SIGTERM)
 
     def _set_up(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
         """Brings model and optimizer to their state before the next step; returns the generators' states of a
@@ -363,7 +363,7 @@ class Training:
         self._save_best()
         if is_asked:
             self._save_before_stop()
-            raise Stopped(self._stop.signum or signal.SIGTERM, is_of_all=True)
+            raise Stopped(self._stop.signum or signal.SIGTERM)
         save_every = self._save_every
         if self.ended_by is None and (is_time or (is_last if save_every is None else number % save_every == 0)):
             self._save_last()
