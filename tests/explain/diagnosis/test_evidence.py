@@ -115,7 +115,7 @@ def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
 def test_figures_of_a_running_run_are_newer_in_the_tables(tmp_path):
     old = {"samples_per_s": 3.0, "ci95": None, "steps": 9, "warmup_steps": 3, "sample_unit": "samples"}
     made_run(tmp_path, steps=400, step_ms=50.0, throughput=old)
-    record = replace(RunRecord.read(tmp_path), steps=12, epochs=0.12)
+    record = replace(RunRecord.read(tmp_path), steps=12, epochs=0.12, samples=12, duration_s=0.1, host={})
     assert Evidence.of(record, tmp_path).record.throughput == old
     found = Evidence.of(replace(record, status="running"), tmp_path).record
     assert found.throughput["samples_per_s"] == pytest.approx(64 / 0.05, rel=0.2)
@@ -144,12 +144,15 @@ def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_pat
     )
     rows = [f"{n},{n / 20},0,32,32,1,30,,10,0.1,0,40,2,\n" for n in range(1, 101)]
     (tmp_path / "steps.csv").write_text(f"{head},launch_ms\n{''.join(rows)}101,5.")
+    readings = "".join(f"{n / 20},{n},train,-1,80,1.5\n" for n in range(1, 101))
+    (tmp_path / "telemetry.csv").write_text(f"time_s,step,phase,gpu,cpu_pct,rss_gib\n{readings}")
     found = Evidence.read(tmp_path)
     assert found.record.throughput["sample_unit"] == "images"
     assert found.record.throughput["steps"] == 100
     assert found.record.throughput["samples_per_s"] == pytest.approx(32 / 0.0401)
     assert found.wait_frac == pytest.approx(30 / 40.1)
-    assert found.record.steps == 100
+    assert (found.record.steps, found.record.samples, found.record.duration_s) == (100, 3200, 5.0)
+    assert found.record.host == {"cpu_pct": 80, "rss_gib": 1.5}
     first = run_rules(found)[0]
     assert first.id == "too_few_workers"
     assert "one worker builds a batch in 40 ms" in first.message

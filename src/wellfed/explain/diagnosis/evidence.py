@@ -187,12 +187,23 @@ def once(compute: Callable[[Evidence], _Fact]) -> Callable[[Evidence], _Fact]:
 def _with_figures(
     record: RunRecord, table: Mapping[str, Series], watched: Mapping[int, Mapping[str, Series]]
 ) -> RunRecord:
-    """Returns the record with the figures of the latest steps, and those of GPUs that it lacks."""
-    gpus = {str(gpu): found for gpu, found in run_tables.figures(watched).items() if gpu != HOST}
-    record = replace(record, gpus=record.gpus or gpus)
-    needed = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
+    """Returns the record with the figures of the latest steps, and those of GPUs and host that it lacks."""
+    found = run_tables.figures(watched)
+    host = found.pop(HOST, {})
+    if not record.host and {"cpu_pct", "rss_gib"} <= host.keys():
+        record = replace(record, host={"cpu_pct": host["cpu_pct"]["mean"], "rss_gib": host["rss_gib"]["mean"]})
+    record = replace(record, gpus=record.gpus or {str(gpu): figures for gpu, figures in found.items()})
+    needed = ("step", "time_s", "epoch", "samples", "wait_ms", "compute_ms", "host_ms", "ready")
     if not len(table.get("step", ())) or any(name not in table for name in needed):
         return record
+    last = {name: float(np.nanmax(table[name], initial=0.0)) for name in ("step", "time_s", "epoch")}
+    record = replace(
+        record,
+        steps=max(record.steps, int(last["step"])),
+        epochs=None if record.epochs is None else max(record.epochs, last["epoch"]),
+        samples=max(record.samples, int(np.nansum(table["samples"]))),
+        duration_s=max(record.duration_s, last["time_s"]),
+    )
     latest = is_after_resume(record, table)
     summary = summarise(StepTable.of_columns({name: column[latest] for name, column in table.items() if len(column)}))
     if summary is None:
@@ -203,5 +214,4 @@ def _with_figures(
         time=summary.time,
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading},
-        steps=max(record.steps, int(np.nanmax(table["step"], initial=0.0))),
     )
