@@ -137,3 +137,14 @@ def test_settings_differ_as_they_were_in_effect() -> None:
     planned, typed = {"plan": {"loader.backend": "threads"}}, {"loader": {"backend": "threads", "num_workers": 4}}
     found = both({"config": config, **planned}, {"config": typed})
     assert [(one.name, *one.shown) for one in found.settings] == [("loader.num_workers", "2", "4")]
+
+
+def test_figures_of_a_run_that_was_cut_short_and_metrics_of_other_steps_or_seeds_are_told() -> None:
+    known = {"metrics": {"val/loss": 1.0}, "seed": 1}
+    assert not both(known, known).caveats
+    found = both(known, {**known, "steps": 88})
+    found.b.record.status = "killed"
+    assert found.caveats == [
+        "B has the status killed: its figures are those until then.",
+        "Metrics are those after 100 steps with seed 1, and 88 steps with 1.",
+    ]

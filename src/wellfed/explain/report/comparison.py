@@ -13,7 +13,7 @@ from wellfed.explain.diagnosis.gains.device_load import used_cards
 from wellfed.explain.report.figures import FIGURES, Estimate, Figure, figures_of, sample_unit
 from wellfed.explain.report.run_lines import show_figure, show_value, simulated_line
 from wellfed.record.entries import RunRecord, differences, filled_in
-from wellfed.units import show_duration, show_factor
+from wellfed.units import counted, show_duration, show_factor
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,17 @@ class Comparison:
     @cached_property
     def caveats(self) -> list[str]:
         """Reasons against comparing figures of the two."""
-        return [*dict.fromkeys(filter(None, map(simulated_line, self.records))), *self.of_other_work]
+        a, b = self.records
+        told = [
+            f"{name} has the status {one.status}: its figures are those until then."
+            for name, one in (("A", a), ("B", b))
+            if one.status != "ok"
+        ]
+        told += dict.fromkeys(filter(None, map(simulated_line, self.records)))
+        if a.metrics and b.metrics and (a.steps, a.seed) != (b.steps, b.seed):
+            of_a, of_b = counted(a.steps, "step"), counted(b.steps, "step")
+            told.append(f"Metrics are those after {of_a} with seed {a.seed}, and {of_b} with {b.seed}.")
+        return [*told, *self.of_other_work]
 
     @cached_property
     def of_other_learning(self) -> list[str]:
