@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.distributed import TCPStore
 from tests.watch.watching import SCRIPTS, WATCH, ended, findings_of, folder_of, record_of
 from wellfed import Watch
 from wellfed.ranks import Launch
+from wellfed.run.outcome import RankEnded
 from wellfed.watch import ranks_of_script
 from wellfed.watch.ranks_of_script import TorchrunStore, unknown_ranks
 from wellfed.watch.watched_script import WatchedScript
@@ -109,3 +111,18 @@ def test_rank_0_waits_a_bounded_time_for_the_others(monkeypatch: pytest.MonkeyPa
     stores[2].publish("last", 2)
     monkeypatch.setattr(ranks_of_script, "LATE_S", 60.0)
     assert stores[0].gather("last", 0) == [0, 1, 2]
+
+
+def test_a_store_that_accepts_and_never_answers_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_of_script, "PATIENCE_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
+        store, began_s = TorchrunStore(launch(0)), time.monotonic()
+        for _ in range(9):
+            with pytest.raises(RankEnded):
+                store.gather("figures", {})
+        assert time.monotonic() - began_s < 3
+    assert "no answer within 0.3 s" in str(unknown_ranks(2, set(), store))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +35,8 @@ from wellfed.watch.script_process import ScriptEnd
 
 LATE_S = 5.0
 """Seconds that rank 0 waits at its end for ranks that have not ended."""
-_CONNECT_S = 5.0
+PATIENCE_S = 5.0
+"""Seconds after which a call of the store is given up."""
 _KEPT = 2_000
 """Number of latest steps of which a rank has figures."""
 _NUMBERS = itertools.count()
@@ -79,16 +81,27 @@ class TorchrunStore:
         return f"{self._prefix}/{kind}/{rank}"
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        if self.problem is None:
+        """Returns what a call returns in a thread of its own, since a store may accept it and never answer."""
+        answers = list[Any]()
+
+        def ask() -> None:
             try:
                 if self._store is None:
                     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-                    timeout = timedelta(seconds=_CONNECT_S)
+                    timeout = timedelta(seconds=PATIENCE_S)
                     self._store = TCPStore(*self._address, None, False, timeout, wait_for_workers=False)
-                return getattr(self._store, method)(*arguments)
+                answers.append(getattr(self._store, method)(*arguments))
             except (RuntimeError, OSError) as error:
                 self.problem = first_line(error)
+
+        if self.problem is None:
+            asking = threading.Thread(target=ask, name="wellfed-ranks", daemon=True)
+            asking.start()
+            asking.join(PATIENCE_S)
+            if answers:
+                return answers[0]
+            self.problem = self.problem or f"no answer within {PATIENCE_S:g} s"
         raise RankEnded(Outcome("failed", EXIT_FAILED, "code", f"the store of torchrun failed: {self.problem}"))
 
 
