@@ -12,8 +12,8 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario
 from tests.kit.tables import rows_of
 from tests.watch.watching import notes_of, record_of
 from wellfed import GPUWatch
+from wellfed.explain.diagnosis.script_words import NO_STEP
 from wellfed.observe.nvml.session import NO_LIBRARY, NvmlError
-from wellfed.watch.script_steps import NO_STEP
 
 TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)])
 
@@ -151,9 +151,10 @@ class TestLoop:
         assert "watches no more (ZeroDivisionError" in told
 
     def test_a_block_without_batches(self, folder: Path) -> None:
-        with GPUWatch(quiet=True):
+        with GPUWatch(quiet=True) as watch:
             list(range(30))
         assert NO_STEP in notes_of(record_of(folder))
+        assert watch.summary["findings"] == ["unknown"]
 
     def test_of_loops_that_run_at_once_the_first_is_timed(self) -> None:
         """Within one another, in turn, or in another thread."""

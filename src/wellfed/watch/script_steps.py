@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from wellfed.batches import BuildTime
-from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD, OWN_STREAM
+from wellfed.explain.diagnosis.script_words import NO_LOADER, NO_STEP, OTHER_THREAD, OWN_STREAM
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, WARMUP_STEPS, StepClock, StepRow
 from wellfed.watch.cuda_in_use import device_clock, gpu_in_use, reserved_peaks
 from wellfed.watch.error_guard import Harmless, harmless
@@ -28,10 +28,6 @@ from wellfed.watch.ranks_of_script import RankOfScript
 from wellfed.watch.script_process import process_group
 from wellfed.watch.script_record import SeenLoader, samples_in
 
-NO_STEP = (
-    "No step was seen: no optimizer of torch stepped in the watched thread, or no batch came through "
-    "watch.batches(loader)."
-)
 SEVERAL_GPUS = "Several GPUs are used: steps are timed on GPU {} alone, and may end later on others."
 _IDLE_S = 10.0
 """Seconds that the end of a script waits for the device, which does not end if it waits for a rank that has left."""

@@ -14,7 +14,7 @@ from wellfed.explain.diagnosis.evidence import Evidence
 from wellfed.explain.diagnosis.finding import Finding, Gain
 from wellfed.explain.diagnosis.rules import verdict_rules
 from wellfed.explain.diagnosis.run_rules import run_rules
-from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
+from wellfed.explain.diagnosis.script_words import NO_LOADER, NO_STEP, OTHER_THREAD
 from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import RunRecord
 
@@ -251,6 +251,16 @@ def test_a_run_of_few_steps_is_too_short_and_has_its_shares():
     assert ids(Evidence(RunRecord("run", status="killed"))) == ["too_few_steps"]
     (going_on,) = run_rules(Evidence(RunRecord("run", status="running")))
     assert "trainer.max_steps" not in going_on.text
+
+
+@pytest.mark.parametrize("status", ["ok", "failed"])
+def test_a_script_without_a_step_that_can_be_timed_is_not_told_to_run_longer(status):
+    events = [{"kind": "unseen", "step": 0, "time_s": 1.0, "message": NO_STEP}]
+    (found,) = run_rules(Evidence(RunRecord("run", status=status, config={"script": {}}, events=events)))
+    assert found.id == "unknown"
+    assert "nothing can be timed" in found.text
+    assert "watch.batches(loader)" in found.advice
+    assert "longer" not in found.text
 
 
 def test_only_a_run_without_clocks_is_unknown():

@@ -20,6 +20,11 @@ OTHER_THREAD = (
 )
 NO_LOADER = "No DataLoader was iterated: making batches counts as time between steps, or as part of them."
 """Messages of the event `unseen` of a script whose waiting for data was not seen."""
+NO_STEP = (
+    "No step was seen: no optimizer of torch stepped in the watched thread, or no batch came through "
+    "watch.batches(loader)."
+)
+"""Message of the event `unseen` of a script of which nothing can be timed, however long it runs."""
 OF_LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 """Knobs that DataLoader has under the same name."""
 _LITERALS = {"true": "True", "false": "False", "null": "None"}

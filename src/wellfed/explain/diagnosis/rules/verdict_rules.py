@@ -14,7 +14,7 @@ from wellfed.explain.diagnosis.finding import Finding, found
 from wellfed.explain.diagnosis.gains.feeding import workers_take_cores
 from wellfed.explain.diagnosis.rules.pause_rules import check_between_steps, frequent_logging, slow_callbacks
 from wellfed.explain.diagnosis.run_tables import Series
-from wellfed.explain.diagnosis.script_words import NO_LOADER, OTHER_THREAD
+from wellfed.explain.diagnosis.script_words import NO_LOADER, NO_STEP, OTHER_THREAD
 from wellfed.explain.diagnosis.words import Figures
 from wellfed.observe.telemetry.series import HOST
 from wellfed.record.entries import WallEntry
@@ -24,7 +24,7 @@ from wellfed.units import counted, show_percent
 def too_few_steps(evidence: Evidence) -> Finding | None:
     """Returns a note if too few steps ran for a verdict, with the shares so far."""
     measured = evidence.steps.num_measured
-    if measured >= limits.FEWEST_STEPS:
+    if measured >= limits.FEWEST_STEPS or has_no_step(evidence):
         return None
     figures: Figures = {"steps_measured": measured, "_fewest": limits.FEWEST_STEPS}
     figures["_shares"] = _shares(evidence) if measured and evidence.record.time is not None else None
@@ -33,8 +33,15 @@ def too_few_steps(evidence: Evidence) -> Finding | None:
 
 
 def unknown(evidence: Evidence) -> Finding | None:
-    """Returns the verdict on a run whose steps were counted, but not timed."""
-    return found("unknown", {}, is_note=True) if evidence.record.time is None else None
+    """Returns the verdict on a run whose steps were counted, but not timed, or on a script without steps."""
+    if evidence.record.time is not None:
+        return None
+    return found("unknown", {}, case="no_step" if has_no_step(evidence) else "", is_note=True)
+
+
+def has_no_step(evidence: Evidence) -> bool:
+    """Returns whether a watched script ended without a step that could be timed: a longer run may show none either."""
+    return NO_STEP in _unseen(evidence)
 
 
 def fed(evidence: Evidence) -> Finding:
@@ -72,8 +79,11 @@ def _shares(evidence: Evidence) -> str:
 
 def _unseen_data(evidence: Evidence) -> str:
     """Returns why a watched script's waiting for data was not seen; empty if it was."""
-    messages = [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
-    return next((message for message in messages if message in (NO_LOADER, OTHER_THREAD)), "")
+    return next((message for message in _unseen(evidence) if message in (NO_LOADER, OTHER_THREAD)), "")
+
+
+def _unseen(evidence: Evidence) -> list[str]:
+    return [str(event.get("message")) for event in evidence.record.events if event["kind"] == "unseen"]
 
 
 def _whole(share: float) -> str:
