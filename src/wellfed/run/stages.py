@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wellfed.errors import EXIT_OUT_OF_MEMORY, OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, OutOfMemoryExhausted, RestartNeeded, first_line, shortened
 from wellfed.observe.hardware.detect import machine
 from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.plan.run_plan import RunPlan
@@ -176,7 +176,11 @@ class Run:
         checkpoint, trusted = target.checkpoint, self._start.composed.config.trainer.trusted_checkpoints
         state = load_checkpoint(checkpoint, RESUMED, trusted=trusted)
         passes.check_fits(f"resume={checkpoint}", state)
-        step, epochs = _progress_at(state, passes)
+        try:
+            step, epochs = _progress_at(state, passes)
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"holds no position to go on from ({first_line(error)})."
+            raise ConfigError.of(str(checkpoint), problem, "Name another, e.g. last-1.ckpt.") from error
         if self._rank == 0 and target.in_place:
             write_first(self._start.composed, self._folder, self._books.record)
         self._books.resumed_after(step, epochs, in_place=target.in_place)
