@@ -1,7 +1,7 @@
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from wellfed.data.longest_batch import NUM_BATCHES, longest_batch
+from wellfed.data.backend_benchmark import _FEW, longest_batch
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
 
@@ -33,7 +33,7 @@ def test_the_longest_of_the_first_batches_is_found():
     batch = found_in(Texts(late=20))
     assert batch["ids"].shape == (4, 50)
     assert 20 in batch["ids"]
-    assert found_in(Texts(late=4 * NUM_BATCHES))["ids"].shape == (4, 5), "no more batches are looked at"
+    assert found_in(Texts(late=4 * _FEW))["ids"].shape == (4, 5), "no more batches are looked at"
 
 
 def test_few_batches_are_enough():

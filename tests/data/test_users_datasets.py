@@ -306,6 +306,11 @@ class Epochs(Level):
         self.level = epoch
 
 
+def workers_of(made):
+    """Returns the worker processes of the latest pass."""
+    return getattr(getattr(made._source._processes, "_iterator", None), "_workers", [])
+
+
 @pytest.mark.parametrize("plan", [INLINE, LoaderSettings("processes", 2, 2, persistent_workers=True), slow(ONE)])
 def test_a_change_between_epochs_reaches_the_next_epochs_samples(plan):
     dataset, seen = Level(), []
@@ -313,13 +318,13 @@ def test_a_change_between_epochs_reaches_the_next_epochs_samples(plan):
     for epoch in range(3):
         dataset.level = epoch
         dataset.transform.parts += ["harder"] * (epoch == 2)
-        workers = getattr(made._source._processes, "processes", [])
+        workers = workers_of(made)
         seen.append([one.batch.tolist() for one in made])
-    kept = getattr(made._source._processes, "processes", [])
+    kept = workers_of(made)
     list(made)  # nothing has changed
     if plan.persistent_workers:
         assert kept != workers
-        assert getattr(made._source._processes, "processes", []) == kept
+        assert workers_of(made) == kept
     made.close()
     assert seen == [[[value] * 4] * 2 for value in (0, 10, 21)]
     assert made.dataset is dataset

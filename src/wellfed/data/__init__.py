@@ -22,6 +22,5 @@ A loader that a user hands over takes another path: `own_loader.OwnLoader` reads
 `rank_batches` shares its batches out to ranks.
 
 `shards/` reads samples from tar files, `prepared` caches files made from a user's data. `eval_loader` yields validation
-and test splits. `backend_benchmark` times the first batches, `longest_batch` finds the largest, `non_finite_samples`
-finds NaN.
+and test splits. `backend_benchmark` times the first batches, `non_finite_samples` finds NaN.
 """

@@ -26,6 +26,7 @@ import torch
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
+from wellfed.contract import Batch
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
@@ -39,7 +40,7 @@ Make = Callable[[LoaderSettings], Loader]
 SHORTEST_STEP_MS = 1.0
 """Milliseconds of the shortest stand-in step; real steps are hardly ever shorter."""
 _FEW, _BUILDS_S, _STEPS_S = 8, 0.02, 0.3
-"""Maximum number of batches and of steps timed alone, and maximum seconds of each; at least one is timed."""
+"""Maximum number of first batches and of steps looked at alone, and maximum seconds of each; at least one is timed."""
 _LOOP, _FEWEST, _LOOP_S = 32, 4, 0.3
 """Maximum and minimum number of steps of one pass of a candidate's loop, and maximum seconds."""
 _PASSES = 2
@@ -125,6 +126,11 @@ def time_backends(
             failed.append(plan.backend)
             timed.pop(plan.backend, None)
     return replace(found, timed=timed, failed=tuple(failed))
+
+
+def longest_batch(deliveries: Iterator[Delivery]) -> Batch:
+    """Returns the batch with the most bytes per sample of the first ones: tokens and their mask grow together."""
+    return max(islice(deliveries, _FEW), key=lambda one: batches.num_bytes(one.batch) / one.total).batch
 
 
 def copied(dataset: Any) -> Any:

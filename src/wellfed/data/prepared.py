@@ -6,10 +6,8 @@ complete. No torch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import stat
@@ -21,7 +19,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from wellfed.command_line import command
 from wellfed.errors import DataError
 
 _KIND = re.compile(r"[a-z][a-z0-9_]*")
@@ -49,25 +46,17 @@ def prepared(
             a full disk, a process that writes through a memory map is killed.
 
     Raises:
-        DataError: a source is missing, the disk is full, or the folder can't be written.
+        DataError: a source is missing.
+        OSError: the disk is full, or the folder can't be written.
     """
     if not _KIND.fullmatch(kind):
         raise ValueError(f"kind={kind!r} is no lower-case name, as images is.")
-    home = Path(cache_dir).expanduser().absolute()
-    folder = home / kind / digest(sources, settings)
+    folder = Path(cache_dir).expanduser().absolute() / kind / digest(sources, settings)
     if folder.is_dir():
         return folder
-    try:
-        with _lock(folder):
-            if not folder.is_dir():  # another process may have built it
-                _build(folder, build, sources, settings)
-    except OSError as error:
-        place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
-        is_full = place is None and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not is_full and (place is None or not (place.is_relative_to(home) or home.is_relative_to(place))):
-            raise  # of the user's files or code
-        way_out = f"{command('cache')} clear makes room; or set paths.cache_dir to a folder that can be written to."
-        raise DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}") from error
+    with _lock(folder):
+        if not folder.is_dir():  # another process may have built it
+            _build(folder, build, sources, settings)
     return folder
 
 

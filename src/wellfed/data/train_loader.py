@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -149,7 +148,7 @@ def train_loader(
 
 
 def check_items(dataset: Any, *, by_item: bool) -> None:
-    """Raises a DataError if samples can't be read by index, or ``fetch`` takes other arguments.
+    """Raises a DataError if samples can't be read by index.
 
     Args:
         by_item: whether ``fetch`` is left unused.
@@ -166,14 +165,3 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
         raise DataError(f"{name} gives no samples: it has {lacks}. {way_out} stream.")
     if not hasattr(dataset, "__len__"):
         raise DataError(f"{name} has no __len__, the number of its samples. Give it one, or __iter__ for a stream.")
-    if by_item or not has_fetch:
-        return
-    with suppress(ValueError):  # compiled code has no signature
-        signature = inspect.signature(dataset.fetch)
-        try:
-            signature.bind("indices", "rng")
-        except TypeError:
-            raise DataError(
-                f"{name}.fetch{signature} is called as fetch(indices, rng), which its parameters don't allow. "
-                "Write def fetch(self, indices, rng)."
-            ) from None

@@ -17,6 +17,7 @@ import wellfed
 from tests.kit import sets
 from wellfed import batches, process
 from wellfed.data.backends import process_backend
+from wellfed.data.backends.batch_builder import BatchBuilder
 from wellfed.data.backends.batch_request import BatchRequest
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import train_loader
@@ -46,7 +47,9 @@ class Table:
 
 def private_bytes(made):
     """Of each worker: memory that is in no other process."""
-    return [psutil.Process(process.pid).memory_full_info().uss for process in made._source._processes.processes]
+    return [
+        psutil.Process(process.pid).memory_full_info().uss for process in made._source._processes._iterator._workers
+    ]
 
 
 def private_after_some_batches(num_samples):
@@ -208,7 +211,7 @@ def handed_over(dataset, plan, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(process_backend, "DataLoader", Recording)
-        loader(dataset, plan)
+        process_backend.ProcessBackend(BatchBuilder(dataset, 1), plan)
     return seen
 
 

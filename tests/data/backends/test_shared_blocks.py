@@ -55,7 +55,7 @@ def blocks_of(loader):
 
 
 def processes_of(loader):
-    return loader._source._processes.processes
+    return loader._source._processes._iterator._workers
 
 
 def test_blocks_are_reused():

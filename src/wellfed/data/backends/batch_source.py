@@ -26,8 +26,6 @@ class BatchSource:
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings, bad: BadSamples) -> None:
         self._builder, self._settings, self._bad = builder, settings, bad
         self._processes: ProcessBackend | None = None
-        if settings.num_workers and settings.backend != "threads":
-            self._processes = ProcessBackend(builder, settings)
         self._running: Generator[Delivery] | None = None
         self._reader = threading.current_thread()
 

@@ -59,11 +59,6 @@ class ProcessBackend:
         self._loader = self._make_loader()
         _warn_of_files(builder.dataset)
 
-    @property
-    def processes(self) -> list[Any]:
-        """Worker processes of the latest pass, by number."""
-        return getattr(self._iterator, "_workers", [])
-
     def __call__(self, requests: Iterator[BatchRequest]) -> Generator[BuiltBatch]:
         """Yields the batches of these requests, in order.
 
@@ -111,7 +106,7 @@ class ProcessBackend:
                     if time.monotonic() >= until_s:
                         raise LateBatch from None
                     continue
-                for process in self.processes:
+                for process in getattr(self._iterator, "_workers", []):
                     process.join(_ENDING_S)
                     if process.exitcode is not None:
                         problem = f"A loader worker process ended ({first_line(error)}), {KILLED_WORKER}"

@@ -15,8 +15,7 @@ from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
-from wellfed.data.backend_benchmark import copied, without_side_effects
-from wellfed.data.longest_batch import longest_batch
+from wellfed.data.backend_benchmark import copied, longest_batch, without_side_effects
 from wellfed.data.own_loader import first_batch, loader_of
 from wellfed.errors import first_line
 from wellfed.plan.predict.peak import Footprint, NoEstimate
