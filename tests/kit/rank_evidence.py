@@ -22,13 +22,9 @@ def rank(number: int, *, node: int = 0, step_ms: float = STEP_MS, **given: Any) 
         **{
             "readiness_frac": 1.0,
             "peak_gib": 1.0,
-            "samples": 32.0,
-            "batch_mib": 4.0,
-            "batch_half_mib": 0.1,
             "work_half_ms": 1.0,
             "between_half_ms": 1.0,
         },
-        **{"core_wait_frac": 0.0, "cores": 1.0, "iowait_cores": 0.0, "build_ms": 8.0},
         **given,
     }
 

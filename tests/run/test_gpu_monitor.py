@@ -6,12 +6,12 @@ import pytest
 from tests.kit.machines import H200
 from wellfed.config.schema import Accelerator, RunConfig, TelemetryConfig, TrainerConfig, WorkloadConfig
 from wellfed.observe.machine_facts import GpuFacts, MachineFacts
+from wellfed.observe.telemetry.sampler import Sampler
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device
 from wellfed.plan.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
-from wellfed.run.gpu_monitor import gpus_to_watch
 
 
 def gpu(index: int) -> GpuFacts:
@@ -33,9 +33,13 @@ def plan(accelerator: str, devices: int = 1) -> RunPlan:
 @pytest.mark.parametrize(
     ("accelerator", "devices", "watched"), [("gpu", 1, [0]), ("gpu", 2, [0, 1]), ("cpu", 1, [0, 1, 2])]
 )
-def test_the_gpus_that_train_are_watched_and_beside_the_cpu_all(accelerator, devices, watched):
-    found = gpus_to_watch(facts(gpu(0), gpu(1), gpu(2)), plan(accelerator, devices))
-    assert [one.index for one in found] == watched
+def test_the_gpus_that_train_are_watched_and_beside_the_cpu_all(tmp_path, monkeypatch, accelerator, devices, watched):
+    found = []
+    monkeypatch.setattr(Sampler, "watch", lambda self, gpus, **_: found.extend(one.index for one in gpus))
+    config = RunConfig(workload=WorkloadConfig(name="w", effective_batch_size=4))
+    books = Bookkeeper(RunRecord.start("r"), tmp_path, config)
+    books.watching(facts(gpu(0), gpu(1), gpu(2)), plan(accelerator, devices))
+    assert found == watched
 
 
 def watched(folder: Path, machine: MachineFacts) -> RunRecord:

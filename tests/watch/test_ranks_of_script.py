@@ -58,7 +58,6 @@ def test_the_record_and_the_page_have_all_ranks(starved: tuple[Path, subprocess.
     assert first["samples"] == second["samples"] == 8
     assert second["build_ms"] > 30
     assert first["forward_frac"] is not None
-    assert first["cpu_quota_cores"] == second["cpu_quota_cores"] == record.machine["cpu_quota_cores"]
     assert (record.steps, record.samples) == (60, 2 * 60 * 8)
     assert record.config["workload"]["effective_batch_size"] == 2 * 8
     assert record.launch is not None

@@ -124,11 +124,10 @@ class MachineEntry(TypedDict, total=False):
 
 
 class HostEntry(TypedDict, total=False):
-    """CPU, memory and /dev/shm of the process; empty before training."""
+    """CPU and memory of the process; empty before training."""
 
     cpu_pct: float
     rss_gib: float
-    shm_gib: float | None
     core_wait_frac: float | None
     """Share of training in which the most delayed thread was ready but had no core; None = not counted."""
 
@@ -264,12 +263,6 @@ class RankEntry(TypedDict, total=False):
     """Steps behind the figures."""
     parameter_values: int
     """Trained values of its part of a watched script's model."""
-    samples: float | None
-    """Mean samples of its batches; None if unknown, like the next ones."""
-    batch_mib: float | None
-    """Mean MiB of its batches."""
-    batch_half_mib: float | None
-    """Half the 95 % interval of that."""
     forward_frac: float | None
     """Part of ``compute_frac``, as in `TimeEntry`. The backward pass includes waiting for other ranks."""
     backward_frac: float | None
@@ -278,19 +271,6 @@ class RankEntry(TypedDict, total=False):
     """Half the 95 % interval of its mean wait, copy and host time together."""
     work_half_ms: float | None
     """The same with forward pass and optimizer: own work of a rank, in which it waits for no other one."""
-    build_ms: float | None
-    """Mean time to build a batch, in any process."""
-    core_wait_frac: float | None
-    """Share of training, from the end of its first step, in which its training thread was ready but had no core.
-
-    Validations, checkpoints and other pauses count, here and in the next two figures.
-    """
-    cores: float | None
-    """Mean cores that this process and its data workers kept busy in that time."""
-    iowait_cores: float | None
-    """Mean cores of its machine that were idle and waited for a disk in that time."""
-    cpu_quota_cores: float | None
-    """Cores that it may use, by affinity and cgroup."""
 
 
 class LoadingEntry(TypedDict, total=False):

@@ -25,7 +25,7 @@ from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import PhaseEntry, RankEntry, RunRecord
 from wellfed.run.closing import diagnosed, figures_of_run, publish
 from wellfed.run.folder import run_folder
-from wellfed.run.gpu_monitor import Usage, gpus_to_watch
+from wellfed.run.gpu_monitor import Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.run_loggers import LoggerOpener
 from wellfed.units import mib
@@ -96,7 +96,7 @@ class Bookkeeper:
 
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
         """Opens the chosen loggers. If one fails, the files still have every metric."""
-        sinks, self.loggers = self.opener.open(plan.filled_in(composed.resolved), composed.choices.get("logger", ""))
+        sinks, self.loggers = self.opener.open(plan.filled_in(composed.resolved))
         self.journal.sink = Sink(*sinks)
         if sinks:
             self.journal.save()  # a resumed run continues theirs by the ids in the record
@@ -115,16 +115,13 @@ class Bookkeeper:
             time_s=self.journal.time_s,
         )
         failed = [f"NVML: {facts.nvml_problem}. GPU figures are absent."] if facts.nvml_failed else []
-        self._sampler.watch(gpus_to_watch(facts, plan), refused=[*failed, *facts.cards_left_out])
+        gpus = [gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices]
+        self._sampler.watch(gpus, refused=[*failed, *facts.cards_left_out])
         return self._sampler
 
     def _take(self, samples: Sequence[Sample]) -> None:
         self.journal.telemetry(samples)
         self.readings.extend(samples)
-
-    def held_gib(self) -> float | None:
-        """Returns the memory of this rank's card that torch holds now; None without a card."""
-        return None if self._usage is None else self._usage.held_gib()
 
     @property
     def peak_gib(self) -> float | None:

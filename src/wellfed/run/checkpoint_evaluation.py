@@ -5,20 +5,26 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from wellfed.config.compose import Composed, compose_as
 from wellfed.config.quoting import quoted
-from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
+from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.errors import ConfigError
 from wellfed.process import without_collections
 from wellfed.record.entries import RunRecord
 from wellfed.run.folder.checkpoint_file import WAY_OUT, is_readable, load_checkpoint, run_folder_of
 from wellfed.run.folder.resume import check_unchanged, derived_overrides
 
-_OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
-"""Overrides about the training machine, which an evaluation ignores."""
+_OF_TRAINING = (
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.accelerator",
+    "gpu.memory_gib",
+    "gpu.enforce",
+    "gpu.precision=16-mixed",
+)
+"""Overrides about the training machine, which an evaluation ignores. A CPU has no 16-mixed."""
 
 
 def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str] = ()) -> dict[str, float]:
@@ -43,17 +49,14 @@ def _evaluated(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
         from wellfed.run.passes.choice import make_passes
         from wellfed.run.planner import Planner
 
-    state = load_checkpoint(
-        checkpoint, trusted=run.config.trainer.trusted_checkpoints
-    )  # before data and model are made
+    state = load_checkpoint(checkpoint, trusted=run.config.trainer.trusted_checkpoints)  # before model and data
     facts = machine(torch_cuda())
-    config = _for_this_machine(run.config, has_gpu=bool(facts.training_gpus))
-    planner = Planner.start(replace(run, config=config), facts)
+    planner = Planner.start(run, facts)
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan = planner.for_evaluation()
     with tempfile.TemporaryDirectory() as folder:
-        books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
+        books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), run.config)
         passes = make_passes(planner.config, planner.parts, plan, books, rank=0)
         passes.check_fits(f"checkpoint={checkpoint}", state)
         return passes.evaluate(checkpoint)
@@ -89,13 +92,3 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig, flags: Sequence[str]) -> Co
     for line in check_unchanged(composed, earlier, evaluates=True):
         print(f"evaluate: {line}", file=sys.stderr)
     return composed
-
-
-def _for_this_machine(config: RunConfig, *, has_gpu: bool) -> RunConfig:
-    """Returns the configuration with automatic precision, if the recorded one needs a GPU and none is used."""
-    is_on_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
-    if is_on_gpu or config.gpu.precision is not Precision["16-mixed"]:
-        return config
-    warning = "trained with gpu.precision=16-mixed, which the CPU does not have; evaluated in 32-true."
-    print(f"Warning: {warning}", file=sys.stderr)
-    return replace(config, gpu=replace(config.gpu, precision=Precision.auto))

@@ -87,11 +87,6 @@ def figures_of_run(record: RunRecord) -> dict[str, float]:
         "ceiling/samples_per_s": top,
         "ceiling/headroom": max(0.0, top / rate - 1) if rate and top else None,
         "memory/peak_gib": record.memory.get("measured_peak_gib"),
-        **{
-            f"gpu{gpu}/util_{figure}_pct": figures.get("util_pct", {}).get(figure)
-            for gpu, figures in record.gpus.items()
-            for figure in ("mean", "p5", "p95")
-        },
         **{f"step/{name}": share for name, share in (record.time or {}).items() if name not in PHASE_COLUMNS},
     }
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -1,23 +1,16 @@
-"""Chooses the GPUs to watch during a run, and measures memory and CPU time of the run."""
+"""Measures memory and CPU time of a run."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import psutil
 import torch
 
-from wellfed.observe.machine_facts import GpuFacts, MachineFacts
 from wellfed.observe.telemetry.host import peak_rss_bytes, spent_cpu_s
 from wellfed.plan.run_plan import RunPlan
 from wellfed.record.entries import HostEntry, MemoryEntry
 from wellfed.units import gib
-
-
-def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[GpuFacts]:
-    """Returns the GPUs that the run trains on; for training on the CPU, all that CUDA would show it."""
-    return [gpu for gpu in facts.gpus if not plan.on_gpu or gpu.index < plan.trainer.devices]
 
 
 class Usage:
@@ -32,10 +25,6 @@ class Usage:
     def stop(self) -> None:
         """Ends the measurement with the training."""
         self._at_the_end = self.entries()
-
-    def held_gib(self) -> float | None:
-        """Returns the memory that the allocator holds now; None without a card."""
-        return gib(torch.cuda.memory_reserved()) if self._plan.on_gpu else None
 
     def entries(self) -> tuple[MemoryEntry, HostEntry]:
         """Returns ``memory`` and ``host`` of the record. On CUDA the peak is the allocator's reservation, otherwise the
@@ -54,10 +43,8 @@ class Usage:
             "may_lower": list(self._plan.may_lower),
             "feature_table_gib": gib(self._plan.feature_table_bytes) if self._plan.feature_table_bytes else None,
         }
-        shm = Path("/dev/shm")
         host: HostEntry = {
             "cpu_pct": 100 * (spent_cpu_s() - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
             "rss_gib": gib(self._process.memory_info().rss),
-            "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
         }
         return memory, host

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +20,10 @@ from wellfed.record.entries import OnEvent, RunRecord
 _LOG = logging.getLogger(__name__)
 
 
-def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
-    """Returns the names of the chosen loggers, in the order of the ``typed`` override ``logger=[..]``."""
+def chosen_loggers(logger: LoggerConfig) -> list[str]:
+    """Returns the names of the chosen loggers."""
     names = ["wandb"] if wandb_sink.decide_mode(logger.mode.value) != "disabled" else []
-    names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
-    order = re.findall(r"\w+", typed)
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+    return [*names, *(name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name))]
 
 
 @dataclass
@@ -41,10 +38,10 @@ class LoggerOpener:
     """Step from which the run goes on in its folder."""
     _loggers: list[Any] = field(default_factory=list)
 
-    def open(self, config: dict[str, Any], typed: str) -> tuple[list[Sink], list[Any]]:
+    def open(self, config: dict[str, Any]) -> tuple[list[Sink], list[Any]]:
         """Returns the sinks of the chosen loggers, and the loggers for Trainers. A failed one is an event."""
         sinks: list[Sink] = []
-        for name in chosen_loggers(self.config.logger, typed):
+        for name in chosen_loggers(self.config.logger):
             on_lost = partial(self._lost, name)
             try:
                 opened = self._open_wandb(config, on_lost) if name == "wandb" else self._open(name, config, on_lost)

@@ -66,14 +66,13 @@ class Terminal(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
-def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> TextTable:
+def plan_table(workload: str, plan: RunPlan) -> TextTable:
     """Returns a table of all planned values with their reasons."""
     from wellfed.explain.report.run_lines import show_value
 
     table = TextTable("knob", "value", "because", title=f"Plan: {workload} on {plan.device.name}")
     for knob, decided in plan.knobs.items():
-        because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        table.add_row(knob, show_value(decided.value), because)
+        table.add_row(knob, show_value(decided.value), f"{decided.source}: {decided.because}")
     return table
 
 

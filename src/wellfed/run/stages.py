@@ -112,7 +112,8 @@ class Run:
         checkpoint = None if start.target is None else self._resume_from(start.target, passes)
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
             books.open_loggers(start.composed, plan)
-        self._others.ready()
+        if (together := self._others.together) is not None:  # all ranks are about to meet in a collective of torch
+            together.meet("training")
         launch = launched()  # the first rank of each machine reads that machine
         with books.watching(facts, plan) if not self._rank or (launch and launch.is_first_of_node) else nullcontext():
             usage = books.training(plan)

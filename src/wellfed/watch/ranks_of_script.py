@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-from wellfed.batches import Delivery
 from wellfed.errors import EXIT_FAILED, first_line
-from wellfed.observe.hardware.detect import own_quota_cores
 from wellfed.observe.telemetry.host import peak_rss_bytes
 from wellfed.observe.timing.readiness import Rows
 from wellfed.observe.timing.step_clock import StepRow
@@ -134,21 +132,16 @@ class RankOfScript:
         """Begins to measure, once."""
         if not self.is_open:
             self.is_open = True
-            self._begin_figures(own_quota_cores())
+            self._begin_figures()
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records nothing: rank 0 does."""
 
-    note = enter = checkpoint_begins = epochs = trained_with = data_parallel = show = _nothing
+    note = received = enter = checkpoint_begins = epochs = trained_with = data_parallel = show = _nothing
 
     def model(self, config: Mapping[str, Any], values: int) -> None:
         """Notes how many values the optimizer trains."""
         self._about["parameter_values"] = values
-
-    def received(self, batch: Any, samples: int) -> None:
-        """Counts a batch of training."""
-        if self._figures is not None and (count := self._figures.on_batch) is not None:
-            count(Delivery(batch, epoch=0, index=0, total=samples, num_samples=samples))
 
     def steps(self, rows: Sequence[StepRow], ranks: int = 1) -> bool:
         """Takes finished steps. Returns whether that has taken long, so that the time belongs to no step.
@@ -204,15 +197,14 @@ class RankOfScript:
         """Records the figures of ranks, on rank 0."""
         self._known = {one["rank"] for one in ranks}
 
-    def _begin_figures(self, cpu_quota_cores: float) -> None:
+    def _begin_figures(self) -> None:
         if self.store is None:
             return
         launch = self.store.launch
-        self._about |= {"rank": launch.rank, "node": launch.node, "gpu": None, "cpu_quota_cores": cpu_quota_cores}
+        self._about |= {"rank": launch.rank, "node": launch.node, "gpu": None}
         self._figures = RankFigures(
             self._about, self.store, rows=self._rows, peak_gib=self.peak_gib, record=self._take_ranks
         )
-        self._figures.begin()
 
     def _note_gpu(self) -> None:
         gpu = self.fullest_gpu()

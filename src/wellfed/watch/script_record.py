@@ -129,7 +129,7 @@ class ScriptRecord(RankOfScript):
         self._watching.enter_context(self._sampler)
         self._cpu_before_s, self._began_s = spent_cpu_s(), self.journal.time_s()
         self.is_open = True
-        self._begin_figures(facts.cpu_quota_cores)
+        self._begin_figures()
         for text in self._notes:
             self.note(text)
 
@@ -154,8 +154,7 @@ class ScriptRecord(RankOfScript):
         self.progress.enter("checkpoint", is_more=is_more)
 
     def received(self, batch: Any, samples: int) -> None:
-        """Counts a batch of training, and records the bytes of the first one."""
-        super().received(batch, samples)
+        """Records the bytes of the first batch of training."""
         if "batch_mib" not in self.record.loading:
             self.record.loading = {**self.record.loading, "batch_mib": mib(sum(bytes_by_dtype(batch).values()))}
 

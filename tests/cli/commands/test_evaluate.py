@@ -97,9 +97,7 @@ def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pyt
     record["overrides"] += ["gpu.precision=16-mixed", "gpu.memory_gib=999", "gpu.enforce=true"]
     (good.parents[1] / "run.json").write_text(json.dumps(record))
     assert evaluated(good) == 0
-    out, err = capsys.readouterr()
-    assert "test/recall_at_10 " in out
-    assert "gpu.precision=16-mixed, which the CPU does not have" in err
+    assert "test/recall_at_10 " in capsys.readouterr().out
 
 
 def test_a_configuration_that_has_changed_since_is_refused(good: Path, capsys: pytest.CaptureFixture[str]) -> None:

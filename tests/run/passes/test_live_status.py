@@ -72,11 +72,11 @@ def test_of_several_gpus_the_idlest_has_the_colour(tmp_path: Path) -> None:
     assert training.shown() == [("2 GPUs 60-90 %", "yellow")]
 
 
-def test_without_a_gpu_it_is_what_the_host_shows(tmp_path: Path) -> None:
+def test_without_a_gpu_the_waiting_is_left(tmp_path: Path) -> None:
     training = Training(tmp_path, on_gpu=False)
     training.steps(20, wait_ms=1.0)
     training.read(host={"cpu_pct": 150.0, "others_cpu_pct": 220.0, "rss_gib": 1.5}, gpu0={"util_pct": 70.0})
-    assert training.shown() == [("CPU 1.5 of 4 cores", ""), ("wait 9 %", "yellow"), ("mem 1.50 GiB", "")]
+    assert training.shown() == [("wait 9 %", "yellow")]
 
 
 def test_without_telemetry_the_waiting_is_left(tmp_path: Path) -> None:

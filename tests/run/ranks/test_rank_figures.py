@@ -4,16 +4,13 @@ import time
 
 import psutil
 import pytest
-import torch
 
 from tests.run.ranks.test_exchange import FAILED, joined, on_all
-from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepTable
 from wellfed.observe.timing.step_clock import StepRow
 from wellfed.run.outcome import RankEnded
 from wellfed.run.ranks import rank_figures
-from wellfed.run.ranks.rank_figures import BatchSizes, RankFigures, half_widths_ms
-from wellfed.units import MIB
+from wellfed.run.ranks.rank_figures import RankFigures, half_widths_ms
 
 
 def rows(wait_ms=1.0, steps=60, **more):
@@ -27,7 +24,7 @@ def rows(wait_ms=1.0, steps=60, **more):
 
 def figures_of(exchanges, recorded):
     """Returns those of each rank, which waits 10 ms longer than the one before."""
-    found = [
+    return [
         RankFigures(
             {"rank": rank, "node": rank, "gpu": None},
             exchange,
@@ -37,9 +34,6 @@ def figures_of(exchanges, recorded):
         )
         for rank, exchange in enumerate(exchanges)
     ]
-    for one in found:
-        one.begin()
-    return found
 
 
 def until(condition):
@@ -58,10 +52,10 @@ def test_ranks_report_now_and_then_and_rank_0_records_what_is_there(exchanges, m
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
     assert not any(one.stepped() for one in of_ranks)
-    assert exchanges[0].latest(rank_figures._KIND) == [None] * 3  # 30 s have not passed
+    assert exchanges[0].latest(rank_figures._KIND) == []  # 30 s have not passed
     monkeypatch.setattr(rank_figures, "EVERY_S", 0.0)
     for one in of_ranks:
-        one.begin()
+        one._due_s = 0.0
     assert [one.stepped() for one in of_ranks[1:]] == [False] * 2  # rank 0 alone records
     await_reports(exchanges, 2)
     assert of_ranks[0].stepped()
@@ -70,19 +64,6 @@ def test_ranks_report_now_and_then_and_rank_0_records_what_is_there(exchanges, m
     assert first["steps"] == 57
     assert (first["forward_frac"], first["backward_frac"]) == (pytest.approx(0.3), pytest.approx(0.49))
     assert first["peak_gib"] == 1.5
-    assert "cores" not in first  # too little time has passed
-
-
-def test_reports_before_a_restart_are_forgotten(exchanges):
-    recorded = {}
-    of_ranks = figures_of(joined(exchanges), recorded)
-    for one in of_ranks:
-        one.report()
-    await_reports(exchanges, 3)
-    of_ranks[1].begin()
-    await_reports(exchanges, 2)
-    assert of_ranks[0].record_latest()
-    assert [one["rank"] for one in recorded[0][-1]] == [0, 2]
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), psutil.AccessDenied(1)])
@@ -92,10 +73,8 @@ def test_figures_that_cannot_be_read_do_not_end_the_training(exchanges, monkeypa
 
     recorded = {}
     of_ranks = figures_of(joined(exchanges), recorded)
-    monkeypatch.setattr(rank_figures, "cpu_seconds", broken)
     monkeypatch.setattr(of_ranks[1], "_peak_gib", broken)
     for one in of_ranks:
-        one.begin()
         one.report()
     await_reports(exchanges, 2)
     assert of_ranks[0].record_latest()
@@ -126,26 +105,10 @@ def test_the_last_figures_of_a_rank_that_has_failed_stay(exchanges):
 
 
 def test_a_single_rank_reports_nothing_and_reads_nothing(monkeypatch):
-    monkeypatch.setattr(rank_figures, "CpuUse", pytest.fail)
+    monkeypatch.setattr(rank_figures, "summarise", pytest.fail)
     alone = RankFigures({}, None, rows=rows, peak_gib=lambda: None, record=pytest.fail)
-    alone.begin()
     alone.compare()
-    assert (alone.stepped(), alone.record_latest(), alone.on_batch) == (False, False, None)
-
-
-def test_batches_are_counted_and_some_of_them_measured():
-    sizes = BatchSizes()
-    assert set(sizes.entry().values()) == {None}
-    for number in range(48):
-        wide = 2.0 if number % 8 == 0 else 1.0
-        batch = torch.zeros(4, int(wide * MIB) // 16)
-        sizes.add(Delivery(batch, epoch=0, index=number, total=8, is_padding=number == 47))
-    found = sizes.entry()
-    assert found["samples"] == 4 * 47 / 48
-    assert found["batch_mib"] == pytest.approx(2.0)
-    assert found["batch_half_mib"] == pytest.approx(0.0, abs=1e-9)
-    sizes.add(Delivery(torch.zeros(1), epoch=0, index=48, total=8))
-    assert sizes.entry()["batch_half_mib"] > 0.3
+    assert (alone.stepped(), alone.record_latest()) == (False, False)
 
 
 def half_ms(found):

@@ -1,6 +1,7 @@
 """Batches ahead of the step are those without, also where a card has no memory for them."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import no_room
-from wellfed.train.loop.training import Watchers
 
 CPU = torch.device("cpu")
 
@@ -56,9 +56,10 @@ def test_a_card_with_room_for_two_batches() -> None:
 
     results, events, ids, on_card = [], [], list[float](), list[bool]()
 
-    def see(delivery: Any) -> None:
+    def see(bring: Any, delivery: Any, step: Any) -> None:
         ids.extend(delivery.batch["x"][:, 0].tolist())
         on_card.append(delivery.batch["x"].is_cuda)
+        bring(delivery, step)
 
     for ahead, mib in ((0, 100), (3, 70), (3, 20)):  # batches of 32 MiB; in 20 only parts of one fit
         torch.cuda.empty_cache()
@@ -69,7 +70,8 @@ def test_a_card_with_room_for_two_batches() -> None:
         placed.place = Place("gpu")
         placed.make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
         with placed.prefetched(tiny.loader(data=Large()), ahead, is_training=True) as loader:
-            loop.fit(placed, loader, watchers=Watchers(on_batch=see), max_epochs=2, max_steps=None)
+            placed.bring = partial(see, placed.bring)
+            loop.fit(placed, loader, max_epochs=2, max_steps=None)
         results.append((ids.copy(), loop.weights(placed).cpu()))
         del placed, loader
     assert results[0][0] == results[1][0] == results[2][0]

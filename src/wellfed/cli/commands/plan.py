@@ -73,7 +73,7 @@ def show(found: DryPlan, stream: IO[str]) -> None:
     console = Answer(file=stream)
     if found.imagined is not None:
         print_text(console, found.imagined)
-    console.print(plan_table(found.workload, plan, with_source=True))
+    console.print(plan_table(found.workload, plan))
     if plan.predicted_peak_gib is not None:
         title = f"Memory at its peak ({plan.peak_moment}), predicted"
         memory = TextTable("part", "bytes", title=title, numbers=["bytes"])

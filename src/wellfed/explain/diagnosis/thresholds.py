@@ -117,9 +117,8 @@ STRAGGLER_FRAC = 0.05
 APART_FRAC = 0.25
 """Maximum difference of the ranks' mean steps over their median (a proposal). Ranks that differ more do not step
 together."""
-UNEVEN_FACTOR_OF_RANKS, EXPLAINED_FACTOR = 1.1, 0.5
-"""Minimum samples or bytes of a rank's batches over those of another, and share of its excess that a
-cause must explain (proposals)."""
+EXPLAINED_FACTOR = 0.5
+"""Minimum share of a rank's excess that a cause must explain (a proposal)."""
 CLOCK_FRAC = 0.93
 """Clock of a card over that of another rank's, below which it is slow (a proposal: cards of one kind differ by some
 percent)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
@@ -53,11 +52,8 @@ def states_per_parameter(optimizer: Mapping[str, Any]) -> int:
     probe = nn.Parameter(torch.zeros(2, 3))
     probe.grad = torch.zeros(2, 3)
     made = build(optimizer, "workload.optimizer", [{"params": [probe]}])
-    if type(made).__name__ == "LBFGS":
-        return 2 * int(made.defaults["history_size"])
     try:
-        takes_closure = "closure" in inspect.signature(made.step).parameters
-        made.step(lambda: torch.zeros(())) if takes_closure else made.step()
+        made.step()
         state = made.state[probe].values()
     except Exception as error:  # noqa: BLE001  the user's own optimizer: training will show its error
         _LOG.info(

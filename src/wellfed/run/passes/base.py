@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +31,12 @@ from wellfed.run.folder.resume import CHECKPOINTS
 from wellfed.run.objects.loaders import loader_settings, make_train_loader
 from wellfed.run.objects.models import prepare_step
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.passes.ceiling import Ceiling, first_batches
+from wellfed.run.passes.ceiling import Ceiling
 from wellfed.run.passes.live_status import LiveStatus
 from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.loop.bar import Bar
+from wellfed.train.loop.ceiling import CEILING_BATCHES
 from wellfed.train.loop.checkpoint_files import BEST
 from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
@@ -186,7 +188,6 @@ class RunPasses(ABC):
             sync_search=SyncSearch(found) if self._is_on_gpu else None,
             on_start=on_start,
             on_first_batch=books.first_batch,
-            on_batch=self.ranks.on_batch,
             on_step=self._stepped,
             **more,
         )
@@ -232,7 +233,6 @@ class RunPasses(ABC):
     @contextmanager
     def _training(self) -> Iterator[None]:
         """Returns a context for a training, whose figures of all ranks are recorded even if it fails."""
-        self.ranks.begin()
         self._name_data_parallel()
         try:
             with self._books.wall.running(), self._logging_media():
@@ -321,7 +321,12 @@ class RunPasses(ABC):
 
     def _first_batches(self) -> list[Delivery]:
         """Returns the first batches of an epoch, for the ceiling."""
-        return first_batches(self._loader)
+        loader = self._loader  # training continues after them
+        loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
+        try:
+            return list(islice(loader, CEILING_BATCHES))
+        finally:
+            loader.close()
 
     @abstractmethod
     def _run_ceiling(self, deliveries: Sequence[Delivery], num_steps: int) -> StepSummary | None:
@@ -349,8 +354,7 @@ class RunPasses(ABC):
         launch, books = launched(), self._books
         node = 0 if launch is None else launch.node
         gpu = gpu_label(node, own_local_rank()) if self._is_on_gpu else None
-        quota = books.record.machine.get("cpu_quota_cores")
-        about = {"rank": self._rank, "node": node, "gpu": gpu, "cpu_quota_cores": quota}
+        about = {"rank": self._rank, "node": node, "gpu": gpu}
         return RankFigures(
             about,
             others.exchange if self._num_ranks > 1 else None,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Any
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
@@ -80,12 +78,3 @@ class Ceiling:
             _LOG.info("it ended by", exc_info=failure)
             self._books.journal.event("ceiling_failed", message=message)
         return None if summary is None else summary.samples_per_s
-
-
-def first_batches(loader: Any) -> list[Delivery]:
-    """Returns the first batches of an epoch from the engine's loader of training, which continues after them."""
-    loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
-    try:
-        return list(islice(loader, CEILING_BATCHES))
-    finally:
-        loader.close()

@@ -163,12 +163,8 @@ class PlainPasses(RunPasses):
         few = self._config.trainer.sanity_batches
         for split in ("val", "test") if few else ():
             if self.evaluates(split):
-                with (
-                    generators.kept(loader_of(self._objects.data, split)),
-                    closing(
-                        make_eval_loader(self._config, self._plan, self._objects.data, split, few=few)
-                    ) as deliveries,
-                ):
+                loader = make_eval_loader(self._config, self._plan, self._objects.data, split, few=few)
+                with generators.kept(loader_of(self._objects.data, split)), closing(loader) as deliveries:
                     metrics = self._model.try_split(split, deliveries)
                 check_metrics(self._config, self._objects, split, metrics)
 

@@ -105,11 +105,6 @@ class OtherRanks:
             self.exchange.broadcast("plan", plan)
         return plan
 
-    def ready(self) -> None:
-        """Waits until all ranks are about to meet in a collective of torch; raises RankEnded if one has failed."""
-        if self.together is not None:
-            self.together.meet("training")
-
     def outcome(self, own: Outcome) -> Outcome:
         """Returns how the run has ended, and reports it to the other ranks. On rank 0 this is the end of the rank that
         failed first. Other ranks report only their own."""

@@ -91,7 +91,7 @@ class Exchange:
             return []
         self._open()
         keys = [f"latest {kind}/{rank}" for rank in range(self.launch.world_size)]
-        return [pickle.loads(data) for data in stores.contents(self._ask, keys)]
+        return [pickle.loads(self._ask("get", key)) for key in keys if self._ask("check", [key])]
 
     def report(self, outcome: Outcome) -> None:
         """Reports how this rank ends, if the exchange is open. Only the first report counts."""

@@ -3,92 +3,32 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import psutil
 
-from wellfed.batches import Delivery, bytes_by_dtype
-from wellfed.observe.telemetry.host import cpu_seconds, spent_cpu_s
 from wellfed.observe.timing.interval import error_of_mean, student_t
 from wellfed.observe.timing.readiness import Rows, StepTable, summarise
-from wellfed.observe.timing.wall import waited_for_a_core_s
 from wellfed.record.entries import RankEntry
 from wellfed.run.outcome import RankEnded
-from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
 EVERY_S = 30.0
 """Minimum seconds between two reports of a rank's figures while it trains."""
 _LATEST = 2_000
-"""Number of latest steps, and of measured batches, that a report covers. More would hold up the training for longer."""
-_MEASURED_EVERY = 8
-"""Batches from one whose bytes are counted to the next, since counting visits each tensor."""
+"""Number of latest steps that a report covers. More would hold up the training for longer."""
 _FEWEST_TIMED = 5
-"""Minimum number of measured batches, or of steps whose phases were timed, for an interval."""
-_TICKS_S = 1.0
-"""Before, the system's ticks of 10 ms would be much of what was counted, so that a rank could seem to use more cores
-than there are."""
+"""Minimum number of steps whose phases were timed, for an interval."""
 _KIND, _LAST_KIND = "figures of ranks", "figures of ranks at the end"
 _OF_TIME = (
     *("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_mean"),
     *("forward_frac", "backward_frac", "optimizer_frac"),
 )
-
-
-class BatchSizes:
-    """Mean samples and bytes of the batches that this rank has received."""
-
-    def __init__(self) -> None:
-        self._batches = self._samples = 0
-        self._sizes_mib: deque[float] = deque(maxlen=_LATEST)
-
-    def add(self, delivery: Delivery) -> None:
-        """Counts a batch; padding has no samples."""
-        self._batches += 1
-        if delivery.is_padding:
-            return
-        self._samples += delivery.size
-        if self._batches % _MEASURED_EVERY == 1:
-            self._sizes_mib.append(mib(sum(bytes_by_dtype(delivery.batch).values())))
-
-    def entry(self) -> dict[str, float | None]:
-        """Returns ``samples``, ``batch_mib`` and ``batch_half_mib`` of a `RankEntry`; None if unknown."""
-        sizes_mib = list(self._sizes_mib)
-        return {
-            "samples": self._samples / self._batches if self._batches else None,
-            "batch_mib": fmean(sizes_mib) if sizes_mib else None,
-            "batch_half_mib": _half_width(sizes_mib),
-        }
-
-
-class CpuUse:
-    """Cores that this rank keeps busy, and those of its machine that wait for a disk, from now on."""
-
-    def __init__(self) -> None:
-        self._began_s, self._before = time.monotonic(), self._read()
-
-    def entry(self) -> dict[str, float | None]:
-        """Returns ``cores``, ``iowait_cores`` and ``core_wait_frac`` of a `RankEntry`; nothing at first."""
-        passed_s = time.monotonic() - self._began_s
-        if passed_s < _TICKS_S:
-            return {}
-        return {
-            name: None if before is None or later is None else max(0.0, later - before) / passed_s
-            for (name, before), later in zip(self._before.items(), self._read().values(), strict=True)
-        }
-
-    @staticmethod
-    def _read() -> dict[str, float | None]:
-        waited_s = waited_for_a_core_s().get(str(os.getpid()))
-        return {"cores": spent_cpu_s(), "iowait_cores": cpu_seconds()[1], "core_wait_frac": waited_s}
 
 
 class RankFigures:
@@ -98,7 +38,7 @@ class RankFigures:
     has ended. A report that fails is logged, and the training goes on.
 
     Args:
-        about: rank, node, GPU and CPU quota.
+        about: rank, node and GPU.
         others: `Exchange` of the ranks, or what has its ``publish``, ``latest`` and ``gather``; None = this rank trains
             alone.
         rows: returns the rows of the steps so far.
@@ -117,32 +57,11 @@ class RankFigures:
     ) -> None:
         self._about, self._others = about, others
         self._rows, self._peak_gib, self._record = rows, peak_gib, record
-        self._sizes = BatchSizes()
-        self._cpu: CpuUse | None = None
         self._due_s = time.monotonic() + EVERY_S
-
-    def begin(self) -> None:
-        """Starts to measure, as training begins. Reports before that no longer count."""
-        if self._others is None:
-            return
-        self._sizes, self._cpu = BatchSizes(), None
-        self._due_s = time.monotonic() + EVERY_S
-        with _logged():
-            self._others.publish(_KIND, None)
-
-    @property
-    def on_batch(self) -> Callable[[Delivery], None] | None:
-        """Function to call with each batch; None for a single rank."""
-        return None if self._others is None else self._sizes.add
 
     def stepped(self) -> bool:
         """Reports after a step if `EVERY_S` have passed. Returns whether rank 0 has recorded new figures."""
-        if self._others is None:
-            return False
-        if self._cpu is None:  # the ranks that Lightning starts begin with the first step
-            with _logged():
-                self._cpu = CpuUse()
-        if time.monotonic() < self._due_s:
+        if self._others is None or time.monotonic() < self._due_s:
             return False
         self._due_s = time.monotonic() + EVERY_S
         self.report()
@@ -190,11 +109,8 @@ class RankFigures:
             **{name: value for name, value in found.time.items() if name in _OF_TIME},
             "readiness_frac": found.readiness_frac,
             "steps": found.steps,
-            **self._sizes.entry(),
             **half_widths_ms(latest.steady()),
-            "build_ms": found.loading.get("build_ms_mean"),
             "peak_gib": self._peak_gib(),
-            **({} if self._cpu is None else self._cpu.entry()),
         }
 
 

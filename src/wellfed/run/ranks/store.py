@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -71,18 +71,6 @@ def connect(address: Address) -> Any:
         except RuntimeError as error:
             failure = error
     raise failure
-
-
-def contents(ask: Callable[..., Any], keys: Sequence[str]) -> list[bytes]:
-    """Returns the contents of those of the keys that a store has. Does not wait for others.
-
-    Args:
-        ask: calls a method of the store.
-    """
-    if not ask("check", keys):  # one question, once all ranks have left something
-        keys = [key for key in keys if ask("check", [key])]
-    found: list[bytes] = ask("multi_get", keys) if keys else []
-    return found
 
 
 def _launchers_store(launch: Launch, come_s: float) -> tuple[Any, str]:

@@ -223,8 +223,6 @@ class Steps(pl.Callback):
         if not self._has_begun:
             self._has_begun = True
             watchers.on_first_batch(batches.bytes_by_dtype(batch))
-        if watchers.on_batch is not None:
-            watchers.on_batch(Delivery(batch, trainer.current_epoch, batch_idx, size, num_samples=size))
         self._begin(FORWARD)
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:

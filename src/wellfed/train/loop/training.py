@@ -77,8 +77,6 @@ class Watchers:
     on_start: Callable[[], None] = lambda: None
     on_first_batch: Callable[[Mapping[str, int]], None] = lambda by_dtype: None
     """Called with the bytes of the first batch by dtype."""
-    on_batch: Callable[[Delivery], None] | None = None
-    """Called with each batch, after its wait has ended."""
     on_step: Callable[[int, float, int], None] = lambda steps, epochs, samples: None
     """Called with steps done, epochs done (a fraction), samples of this step over all ranks."""
     on_save: Callable[[], object] = lambda: None
@@ -251,7 +249,7 @@ class Training:
         """Makes steps from the loader's position to the end of its epoch, or of the training."""
         model, clock, step, stop, is_alone = self.model, self.clock, self.step, self._stop, self._is_alone
         length, watchers = len(self.loader), self.watchers
-        on_batch, is_measured = watchers.on_batch, watchers.is_measured
+        is_measured = watchers.is_measured
         keep_pace = getattr(self.loader, "keep_pace", None)
         clock.interrupt()
         deliveries = iter(self.loader)
@@ -274,8 +272,6 @@ class Training:
                 if not self._has_stepped:
                     self._has_stepped = True
                     watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
-                if on_batch is not None:
-                    on_batch(delivery)
                 clock.copy_begins(delivery.epoch, delivery.took, delivery.copy_ahead_ms)
                 model.bring(delivery, step)
                 clock.copied()

@@ -91,22 +91,15 @@ def straggler(evidence: Evidence) -> Finding | None:
 
 
 def _cause(evidence: Evidence, slowest: Straggler) -> tuple[str, Figures]:
-    """Returns the figure of the rank's batches, card or host that stands out, with the case of words for what to do;
-    without one the part of the step."""
+    """Returns the clock of the rank's card if it stands out, with the case of words for what to do; else the part of
+    the step."""
     rank, other, part = slowest.rank, slowest.typical, slowest.part
     usual_ms = ms_of(other, part)
     least = 1 + limits.EXPLAINED_FACTOR * (ms_of(rank, part) / usual_ms - 1) if usual_ms > 0 else 1.0
     clock, usual_clock = _clock_mhz(evidence, rank), _clock_mhz(evidence, other)
-    mib, usual_mib = rank.get("batch_mib") or 0.0, other.get("batch_mib") or 0.0
-    enough = max(least, limits.UNEVEN_FACTOR_OF_RANKS)
-    if part == "forward" and usual_mib and mib - (rank.get("batch_half_mib") or 0.0) >= enough * usual_mib:
-        return "lengths", {"batch_mib": mib, "usual_batch_mib": usual_mib}
     is_of_card = part in (*_PHASES, "clock")
     if is_of_card and clock and usual_clock and usual_clock / clock >= max(least, 1 / limits.CLOCK_FRAC):
         return "clock", {"sm_clock_mhz": clock, "usual_clock_mhz": usual_clock}
-    waited, usual_waited = rank.get("core_wait_frac") or 0.0, other.get("core_wait_frac") or 0.0
-    if waited - usual_waited >= limits.CORE_WAIT_FRAC and usual_waited < waited / 2:
-        return "cores", {"core_wait_frac": waited, "usual_core_wait_frac": usual_waited}
     return part, {}
 
 
