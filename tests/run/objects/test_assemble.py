@@ -43,20 +43,6 @@ class Model(nn.Module):
         return LossOutput(self.out(self.table(batch["index"] % 8)).square().mean())
 
 
-class ByClosure(torch.optim.Optimizer):
-    """An optimizer whose step needs a closure."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
-
-    def step(self, closure):
-        loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                self.state[weight] = {"first": torch.zeros_like(weight)}
-        return loss
-
-
 def datasets():
     return Datasets(train=sets.Fetching())
 
@@ -329,7 +315,6 @@ def test_sparse_gradients_are_known_from_the_model(sparse):
         ("torch.optim.AdamW", 2),
         ("torch.optim.SGD", 0),
         ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
-        (f"{__name__}.ByClosure", 1),
     ],
 )
 def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
