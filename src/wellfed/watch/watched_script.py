@@ -44,7 +44,7 @@ class WatchedScript(Harmless):
         group = process_group()  # of ranks that the script itself starts
         self._rank, self._launch = own_rank() or (0 if group is None else group.get_rank()), _launch_with_store()
         self.record: RankOfScript | None = None
-        """What is recorded, once torch is imported."""
+        """Its record, once torch is imported."""
         self._steps: ScriptSteps | None = None
         self._marks: TorchMarks | None = None
         self._handler = StderrHandler()

@@ -50,7 +50,7 @@ Pruner = Callable[[int, float], "str | None"]
 Prune = Callable[[int], "str | None"]
 """Function of the step of a validation. Returns why training ends, or None."""
 Ended = tuple["str | None", bool]
-"""What ended a training, and whether that was a pruner."""
+"""The cause of the end of a training, and whether that was a pruner."""
 PRECISE = 0.02
 """Sufficient precision of a timed training: half the 95 % interval of samples/s over the rate."""
 
