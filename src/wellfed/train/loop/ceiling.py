@@ -32,7 +32,7 @@ class CachedBatches:
     def __iter__(self) -> Iterator[Delivery]:
         for number in range(self._length):
             delivery = copy.copy(self._deliveries[number % len(self._deliveries)])  # keeps its counted size
-            delivery.index = number
+            delivery.epoch, delivery.index = 0, number
             # A step may change the structure of its batch; the tensors are shared.
             delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
             yield delivery
