@@ -202,6 +202,7 @@ class Late(WithState):
 
 def test_a_state_that_comes_with_the_first_step_is_refused_after_it(tmp_path: Path) -> None:
     model = Late(None)
-    with pytest.raises(ConfigError, match="_extra_state.own"):
+    with pytest.raises(WellfedError, match="_extra_state.own") as refused:
         loop.fit(loop.model(model=model), checkpoints=loop.checkpoints(tmp_path), max_steps=5)
+    assert "nothing was run" not in str(refused.value)
     assert model.calls == 1

@@ -213,7 +213,7 @@ class Training:
 
     def _begin(self) -> None:
         watchers, number = self.watchers, self.number
-        self._check_state()  # before training, instead of at the first checkpoint
+        self._check_state(check)  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
         if rank := self._place.rank:
@@ -344,7 +344,7 @@ class Training:
         """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
         every, number = self.limits.validate_every_steps, self.number
         if number == 1:
-            self._check_state()  # it has what the first step adds
+            self._check_state(readable)  # it has what the first step adds
         validates = self._validation is not None and (is_last if every is None else number % every == 0)
         if validates:
             self._validate()
@@ -469,10 +469,10 @@ class Training:
         except Exception as error:  # noqa: BLE001  whatever the user's state raises
             _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(error))
 
-    def _check_state(self) -> None:
+    def _check_state(self, refuse: Callable[[Mapping[str, Any]], object]) -> None:
         if self.checkpoints is not None and not self.checkpoints.is_trusted:
             self.clock.interrupt()
-            check(state_of(self))
+            refuse(state_of(self))
 
     def _prepare_save(self) -> None:
         self.clock.interrupt()
