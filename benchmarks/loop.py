@@ -1,9 +1,10 @@
 """Measures what a training step costs beyond plain PyTorch: microseconds and calls a step over a raw loop.
 
-    python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--only raw ours ours_bare] [--out RECORD]
+    python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 1000] [--only raw ours ours_bare] [--out RECORD]
     python benchmarks/loop.py --calls
 
-Seven loops take turns within one process, in another order each round:
+Seven loops run at the same time, each in a process of its own, and take turns: one makes 50 steps, while the others wait
+for their next batch. So all of them meet the same speed of the machine. Each round begins with another loop:
 
 - `raw`: plain PyTorch;
 - `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and
@@ -16,7 +17,8 @@ Seven loops take turns within one process, in another order each round:
   equal at the end.
 
 All have the same network, batches from memory, fused AdamW and gradient clipping. A difference is that of two loops of
-one round; first steps are dropped. Wall time and CPU time of the training thread are measured where a batch is fetched.
+one round; the first steps of a loop, and of each turn, are dropped. Wall time and CPU time of the training thread are
+measured where a batch is fetched.
 The mlp shows best what is added; the lstm takes six times as long a step, and the wide one 30 times.
 
 `--calls` counts the calls of Python functions a step instead, by `sys.setprofile`, and lists them by function. A busy
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import os
 import statistics
 import sys
@@ -34,7 +37,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from multiprocessing.connection import Connection
 from operator import truediv
 from pathlib import Path
 from types import FrameType
@@ -59,6 +63,8 @@ from wellfed.train.loop import bar  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3
 WARMUP = 50
+TURN, DROPPED = 50, 5
+"""Steps of a turn, and steps before them that are not measured: other processes have emptied the caches."""
 MOST_BATCHES = 10_000
 """Batches in memory; longer runs use them again."""
 COUNTED, NUM_WINDOWS = 100, 3
@@ -135,10 +141,12 @@ class Cost(NamedTuple):
 class Steps:
     """Times and calls of the steps of one loop, from one fetched batch to the next."""
 
-    def __init__(self, *, counts_calls: bool = False) -> None:
-        self._counts_calls = counts_calls
-        self._wall_s: list[float] = []
-        self._cpu_s: list[float] = []
+    def __init__(self, *, counts_calls: bool = False, turns: Connection | None = None) -> None:
+        """``turns``: after the warm-up, gives the loop its turns and takes the cost of each."""
+        self._counts_calls, self._turns = counts_calls, turns
+        self._number, self._left = 0, 0
+        """Batches fetched, and steps left of the turn."""
+        self._began_s: list[float] = []
         self._calls: list[Counter[Any]] = []
         self.weights: Tensor | None = None
         """Weights of a LightningModule at the end of its training."""
@@ -147,26 +155,32 @@ class Steps:
         """Marks that a batch is fetched; called by the training thread."""
         if self._counts_calls:
             sys.setprofile(None)
-            if len(self._wall_s) >= WARMUP and len(self._calls) <= NUM_WINDOWS:
-                if (len(self._wall_s) - WARMUP) % COUNTED == 0:
+            if self._number >= WARMUP and len(self._calls) <= NUM_WINDOWS:
+                if (self._number - WARMUP) % COUNTED == 0:
                     self._calls.append(Counter())
                 sys.setprofile(self._note)
-        self._wall_s.append(time.perf_counter())
-        self._cpu_s.append(time.thread_time())
+        elif self._turns is not None and self._number >= WARMUP:
+            if self._left == TURN:
+                self._began_s = [time.perf_counter(), time.thread_time()]
+            elif self._left == 0:
+                self._end_turn(self._turns)
+            self._left -= 1
+        self._number += 1
+
+    def _end_turn(self, turns: Connection) -> None:
+        if self._began_s:
+            ended_s = time.perf_counter(), time.thread_time()
+            turns.send(Cost(*(1e6 * (end - begin) / TURN for end, begin in zip(ended_s, self._began_s, strict=True))))
+        else:
+            turns.send(None)
+        if turns.recv():
+            self._left = TURN + DROPPED
+        else:  # the last turn: the loop goes on to its end
+            self._turns = None
 
     def _note(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             self._calls[-1][frame.f_code] += 1
-
-    def cost(self) -> Cost:
-        """Returns the mean from the end of the warm-up to the last batch."""
-        num_steps = len(self._wall_s) - 1 - WARMUP
-        found = (1e6 * (marks[-1] - marks[WARMUP]) / num_steps for marks in (self._wall_s, self._cpu_s))
-        return Cost(*found)
-
-    def seconds(self) -> float:
-        """Returns the seconds from the first fetched batch to the last."""
-        return self._wall_s[-1] - self._wall_s[0]
 
     def calls(self) -> dict[str, float]:
         """Returns the calls a step by function, of the window with the fewest; without `_BY_TIME`."""
@@ -348,10 +362,18 @@ ADDED = {"lightning_default": "Lightning, its defaults", "lightning_bare": "Ligh
 """Loops that are compared by their steps, and by what they add to plain PyTorch."""
 
 
-def watched(name: str, num_steps: int, scratch: Path, model: str = "mlp", *, counts_calls: bool = False) -> Steps:
+def watched(
+    name: str,
+    num_steps: int,
+    scratch: Path,
+    model: str = "mlp",
+    *,
+    counts_calls: bool = False,
+    turns: Connection | None = None,
+) -> Steps:
     """Runs a loop, and returns its steps."""
     global steps  # noqa: PLW0603  the data set of a loop is made by its run, and has no other way to them
-    steps = Steps(counts_calls=counts_calls)
+    steps = Steps(counts_calls=counts_calls, turns=turns)
     try:
         LOOPS[name](num_steps, scratch, model)
     finally:
@@ -381,20 +403,47 @@ def prepared() -> Iterator[Path]:
 
 
 def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -> dict[str, list[Cost]]:
-    """Returns the cost of a step of each loop, one figure a round; a round before them is dropped."""
+    """Returns the cost of a step of each loop, one figure a round.
+
+    Args:
+        num_steps: steps of a round, which are several turns.
+    """
     found: dict[str, list[Cost]] = {name: [] for name in names}
-    with prepared() as scratch:
-        for number in range(rounds + 1):
-            weights: dict[str, Tensor | None] = {}
-            for name in turned(names, number):
-                ended = watched(name, num_steps if number else WARMUP + 10, scratch, model)
-                weights[name] = ended.weights
-                if number:
-                    found[name].append(ended.cost())
-            one, other = weights.get("guest"), weights.get("lightning_default")
-            if one is not None and other is not None and not torch.equal(one, other):
-                raise RuntimeError("A LightningModule ends with other weights than under Lightning's Trainer.")
+    turns_of_round = max(1, num_steps // TURN)
+    most = WARMUP + (rounds * turns_of_round + 1) * (TURN + DROPPED) + 10
+    context = multiprocessing.get_context("fork")
+    with prepared() as scratch, ExitStack() as loops:
+        connections = {}
+        for name in names:
+            connections[name], theirs = context.Pipe()
+            process = context.Process(target=_take_turns, args=(name, most, scratch, model, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            loops.callback(process.terminate)
+            connections[name].recv()  # it is warm
+        for number in range(rounds):
+            costs: dict[str, list[Cost]] = {name: [] for name in names}
+            for _ in range(turns_of_round):
+                for name in turned(names, number):
+                    connections[name].send(True)
+                    costs[name].append(connections[name].recv())
+            for name, own in costs.items():
+                found[name].append(Cost(*map(statistics.fmean, zip(*own, strict=True))))
+        weights = {}
+        for name, connection in connections.items():
+            connection.send(False)
+            weights[name] = connection.recv()
+    one, other = weights.get("guest"), weights.get("lightning_default")
+    if one is not None and other is not None and not torch.equal(one, other):
+        raise RuntimeError("A LightningModule ends with other weights than under Lightning's Trainer.")
     return found
+
+
+def _take_turns(name: str, num_steps: int, scratch: Path, model: str, turns: Connection) -> None:
+    """Runs a loop in this process, in turns with others; sends the weights of a LightningModule at its end."""
+    own = scratch / name
+    own.mkdir()
+    turns.send(watched(name, num_steps, own, model, turns=turns).weights)
 
 
 def calls_a_step(names: list[str], model: str = "mlp") -> dict[str, dict[str, float]]:
@@ -443,7 +492,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1000, help="steps of a round")
     parser.add_argument("--only", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--calls", action="store_true", help="count and list calls of Python functions")
     parser.add_argument("--out", type=Path)

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.loop import LOOPS, MOST_CALLS, WARMUP, calls_a_step, measure, over_raw, prepared, watched
+from benchmarks.loop import LOOPS, MOST_CALLS, TURN, calls_a_step, measure, over_raw
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -29,5 +29,5 @@ def test_a_run_adds_less_time_to_a_step_than_lightnings_defaults() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_all_loops_train_the_other_network_too(name: str) -> None:
-    with prepared() as scratch:
-        assert watched(name, WARMUP + 5, scratch, "lstm").cost().wall_us > 0
+    (cost,) = measure([name], rounds=1, num_steps=TURN, model="lstm")[name]
+    assert cost.wall_us > 0
