@@ -3,8 +3,8 @@
     python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 1000] [--only raw ours ours_bare] [--out RECORD]
     python benchmarks/loop.py --calls
 
-Seven loops run at the same time, each in a process of its own, and take turns: one makes 50 steps, while the others wait
-for their next batch. So all of them meet the same speed of the machine. Each round begins with another loop:
+Seven loops, each in a process of its own, take turns: one makes 50 steps while the others wait for their next batch. So
+all meet the same speed of the machine. Each round begins with another loop:
 
 - `raw`: plain PyTorch;
 - `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and

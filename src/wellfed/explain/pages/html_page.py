@@ -19,8 +19,16 @@ _FOLDER = Path(__file__).parent
 
 def fill_in(template: Path, values: Mapping[str, Any]) -> str:
     """Returns the page; a template may extend ``base.html.j2``."""
+    html = templates(template.parent).get_template(template.name).render(**values)
+    # Texts of users are escaped, and hold no such comment.
+    return hidden(html).replace("<!--script-->", script() if ' alive"' in html else "", 1)
+
+
+@cache
+def templates(folder: Path) -> Environment:
+    """Returns the templates of a folder and of this one; each is compiled once a process."""
     pages = Environment(
-        loader=FileSystemLoader([template.parent, _FOLDER]),
+        loader=FileSystemLoader([folder, _FOLDER]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=lambda value: show_text(value) if type(value) is str else value,
@@ -29,9 +37,7 @@ def fill_in(template: Path, values: Mapping[str, Any]) -> str:
     )
     pages.filters.update(shell=shlex.join, counted=counted)
     pages.globals["colour_names"] = get_args(Colour)
-    html = pages.get_template(template.name).render(**values)
-    # Texts of users are escaped, and hold no such comment.
-    return hidden(html).replace("<!--script-->", script() if ' alive"' in html else "", 1)
+    return pages
 
 
 @cache

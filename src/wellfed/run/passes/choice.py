@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from wellfed.run.passes.plain_passes import PlainPasses
 
 
-def make_passes(
-    config: RunConfig, objects: RunObjects, plan: RunPlan, books: Bookkeeper, **more: Any
-) -> GuestPasses | PlainPasses:
-    """Returns the passes of a run; ``more`` as for `PlainPasses`. Imports Lightning's Trainer for guests alone."""
+def passes_of(objects: RunObjects) -> type[GuestPasses | PlainPasses]:
+    """Returns the class of a run's passes. Imports Lightning's Trainer for guests alone."""
     if objects.guest is None:
         from wellfed.run.passes.plain_passes import PlainPasses
 
-        return PlainPasses(config, objects, plan, books, **more)
+        return PlainPasses
     from wellfed.run.passes.guest_passes import GuestPasses
 
-    return GuestPasses(config, objects, plan, books, **more)
+    return GuestPasses
+
+
+def make_passes(
+    config: RunConfig, objects: RunObjects, plan: RunPlan, books: Bookkeeper, **more: Any
+) -> GuestPasses | PlainPasses:
+    """Returns the passes of a run; ``more`` as for `PlainPasses`."""
+    return passes_of(objects)(config, objects, plan, books, **more)

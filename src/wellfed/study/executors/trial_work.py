@@ -16,12 +16,14 @@ from pathlib import Path
 import torch
 
 # What a trial needs is imported before the fork.
+import wellfed.explain.report.last_screen
 import wellfed.run.stages  # noqa: F401
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, Fault, WellfedError
-from wellfed.explain.pages.html_page import script
+from wellfed.explain.pages.html_page import script, templates
+from wellfed.explain.report import run_page
 from wellfed.explain.report.finding_pages import page_of_finding
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import installed_versions, machine
@@ -33,6 +35,7 @@ from wellfed.record.provenance import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.run_objects import RunObjects
+from wellfed.run.passes.choice import passes_of
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.executor import PointPlan
@@ -72,6 +75,9 @@ def prepare(composed: Composed[RunConfig], *, is_timed: bool = True) -> SharedPa
     _fill_caches()
     if not is_timed:
         script()
+        pages = templates(Path(run_page.__file__).parent)
+        for name in pages.list_templates(["j2"]):
+            pages.get_template(name)
     mode = wandb_sink.decide_mode(config.logger.mode.value)
     if not is_timed and mode != "disabled":
         with suppress(Exception):  # the trials report what is wrong with it
@@ -80,6 +86,7 @@ def prepare(composed: Composed[RunConfig], *, is_timed: bool = True) -> SharedPa
     if not composed.is_tied_to_folder:
         with composed.without_folder(lambda: asked.append(True)):
             parts = assemble.make_objects(config)
+            passes_of(parts)  # imports what they train by
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
