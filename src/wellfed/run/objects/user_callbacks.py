@@ -24,8 +24,6 @@ _OURS = {
     "EarlyStopping": "EarlyStopping",
     "EMAWeightAveraging": "Ema",
     "LearningRateMonitor": "LrMonitor",
-    "RichModelSummary": "ModelSummary",
-    "ModelSummary": "ModelSummary",
 }
 """Callbacks of Lightning's -> ours in `wellfed.train.loop.callbacks`."""
 

@@ -1,4 +1,4 @@
-"""Callbacks of a plain model: early stopping, averaged weights, learning rates, and a table of the layers.
+"""Callbacks of a plain model: early stopping, averaged weights, and learning rates.
 
 They take the usual arguments of Lightning's callbacks with the same purpose (`configs/callbacks`). With any other
 argument or callback, Lightning trains the model.
@@ -145,22 +145,3 @@ class LrMonitor(Callback):
         if len(groups) == 1:
             return {name: float(groups[0]["lr"])}
         return {f"{name}/pg{number}": float(group["lr"]) for number, group in enumerate(groups, 1)}
-
-
-class ModelSummary(Callback):
-    """Table of the layers and their parameters, printed before the first step."""
-
-    def __init__(self, max_depth: int = 1) -> None:
-        self._max_depth = max_depth
-
-    def begin(self, whole: nn.Module) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("layer", "type", "parameters", "trained")
-        for name, part in whole.get_submodule("model").named_modules():
-            if name.count(".") < self._max_depth:
-                counts = [(weight.numel(), weight.requires_grad) for weight in part.parameters()]
-                trained = sum(number for number, is_trained in counts if is_trained)
-                table.add_row(name or "all", type(part).__name__, f"{sum(n for n, _ in counts):,}", f"{trained:,}")
-        Console().print(table)
