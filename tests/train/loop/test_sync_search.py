@@ -2,7 +2,6 @@
 
 import sys
 import sysconfig
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
 from wellfed.train.loop import sync_search
 from wellfed.train.loop.place import Place
-from wellfed.train.loop.sync_search import SyncSearch, place_of
+from wellfed.train.loop.sync_search import find_synchronisations, place_of
 from wellfed.train.loop.training import Watchers
 
 SAYS = "called a synchronizing CUDA operation (function f)"
@@ -43,7 +42,7 @@ def found_in(
 ) -> list[list[Any]]:
     """Returns the reports of a training on the simulated card."""
     told: list[Any] = []
-    watchers, placed = Watchers(sync_search=SyncSearch(told.append)), loop.model(model=model)
+    watchers, placed = Watchers(sync_search=find_synchronisations(told.append)), loop.model(model=model)
     placed.place = Place("gpu", precision=precision)
     with placed.prefetched(tiny.loader(), device_prefetch, is_training=True) as loader:
         loop.fit(placed, loader, watchers=watchers, max_steps=9, **changes)
@@ -74,7 +73,7 @@ def test_a_step_of_ours_waits_nowhere(changes: dict[str, Any]) -> None:
 @pytest.mark.simulated
 def test_a_step_that_fails_leaves_the_mode_off() -> None:
     shown = warnings.showwarning
-    watch = SyncSearch(lambda found: None)
+    watch = find_synchronisations(lambda found: None)
     placed = loop.model(fail=lambda size, call: ValueError("a bug") if call == 2 else None)
     with pytest.raises(ValueError, match="a bug"):
         loop.fit(placed, watchers=Watchers(sync_search=watch), accelerator="gpu")
@@ -106,10 +105,10 @@ def shown() -> Iterator[list[str]]:
         yield texts
 
 
-def steps(watch: SyncSearch, number: int, between: Callable[[], None] = lambda: None) -> None:
+def steps(watch: Iterator[None], number: int, between: Callable[[], None] = lambda: None) -> None:
     for _ in range(number):
         between()
-        watch.step_ended()
+        next(watch, None)
 
 
 def wait() -> None:
@@ -119,25 +118,22 @@ def wait() -> None:
 
 def test_steps_two_and_three_are_watched_and_no_more(card: SimpleNamespace, shown: list[str]) -> None:
     told: list[Any] = []
-    watch = SyncSearch(told.append)
+    watch = find_synchronisations(told.append)
     modes: list[int] = []
     steps(watch, 6, lambda: modes.append(card.mode))
     assert modes == [0, 1, 1, 0, 0, 0]
     assert told == [[]]
 
 
-def test_other_warnings_and_those_of_our_threads_go_their_way(card: SimpleNamespace, shown: list[str]) -> None:
+def test_other_warnings_go_their_way(card: SimpleNamespace, shown: list[str]) -> None:
     told: list[Any] = []
-    watch = SyncSearch(told.append)
+    watch = find_synchronisations(told.append)
     filters, before = list(warnings.filters), warnings.showwarning
     steps(watch, 1)
 
     def step() -> None:
         warnings.warn("look out", stacklevel=1)
-        threads = [threading.Thread(target=wait, name=name) for name in ("wellfed-device-prefetch", "Dummy-7")]
-        for thread in threads:
-            thread.start()
-            thread.join()
+        wait()
 
     steps(watch, 2, step)
     assert shown == ["look out"] * 2

@@ -41,7 +41,7 @@ from wellfed.train.loop.checkpoint_files import BEST
 from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place
-from wellfed.train.loop.sync_search import SyncSearch
+from wellfed.train.loop.sync_search import find_synchronisations
 from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.loop.training import Limits, Watchers
 
@@ -185,7 +185,7 @@ class RunPasses(ABC):
         return Watchers(
             take_rows=books.journal.steps,
             progress=books.progress,
-            sync_search=SyncSearch(found) if self._is_on_gpu else None,
+            sync_search=find_synchronisations(found) if self._is_on_gpu else None,
             on_start=on_start,
             on_first_batch=books.first_batch,
             on_step=self._stepped,

@@ -261,7 +261,7 @@ class Steps(pl.Callback):
         if trace is not None:
             trace.step_ended()
         if watchers.sync_search is not None:
-            watchers.sync_search.step_ended()
+            next(watchers.sync_search, None)
         of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)
         watchers.on_step(step, trainer.current_epoch + of_epoch, total)
         self._own = self._largest = self._parts = 0

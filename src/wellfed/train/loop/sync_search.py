@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,53 +20,32 @@ WATCHED_STEPS = 2
 _SAYS = "called a synchronizing CUDA operation"
 
 
-class SyncSearch:
-    """Search from the end of the first step to the end of the third. A `close` before ends it without a report.
-
-    Warnings are global to the process; others are shown as usual.
+def find_synchronisations(on_found: Callable[[list[SynchronisationEntry]], None]) -> Generator[None]:
+    """Searches from the end of the first step to the end of the third. Call ``next`` at the end of each step; ``close``
+    ends it without a report.
 
     Args:
         on_found: called once with the lines found.
     """
+    places: Counter[str] = Counter()
 
-    def __init__(self, on_found: Callable[[list[SynchronisationEntry]], None]) -> None:
-        self._on_found, self._num_ended = on_found, 0
-        self._places: Counter[str] = Counter()
-        self._caught: warnings.catch_warnings[None] | None = None
+    def show(message: Warning | str, *about: Any, **more: Any) -> None:
+        if not str(message).startswith(_SAYS):
+            others(message, *about, **more)
+        elif (place := place_of(sys._getframe(1))) is not None:
+            places[place] += 1
 
-    def step_ended(self) -> None:
-        """Counts a step."""
-        self._num_ended += 1
-        if self._num_ended == 1:
-            self._watch()
-        elif self._num_ended == 1 + WATCHED_STEPS and self._caught is not None:
-            self.close()
-            found = self._places.most_common()
-            self._on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in found])
-
-    def close(self) -> None:
-        """Ends the search."""
-        self._num_ended += 1 + WATCHED_STEPS
-        caught, self._caught = self._caught, None
-        if caught is not None:
-            torch.cuda.set_sync_debug_mode("default")
-            caught.__exit__(None, None, None)
-
-    def _watch(self) -> None:
-        self._caught = warnings.catch_warnings()
-        self._caught.__enter__()
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         warnings.filterwarnings("always", _SAYS)
-        others = warnings.showwarning
-
-        def show(message: Warning | str, *about: Any, **more: Any) -> None:
-            if not str(message).startswith(_SAYS):
-                others(message, *about, **more)
-            elif not threading.current_thread().name.startswith("wellfed"):  # our own threads don't hold up a step
-                self._places.update(filter(None, [place_of(sys._getframe(1))]))
-
-        warnings.showwarning = show
-        torch.cuda.set_sync_debug_mode("warn")
+        others, warnings.showwarning = warnings.showwarning, show
+        try:
+            torch.cuda.set_sync_debug_mode("warn")
+            for _ in range(WATCHED_STEPS):
+                yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    on_found([{"place": place, "per_step": number / WATCHED_STEPS} for place, number in places.most_common()])
 
 
 def place_of(frame: FrameType | None) -> str | None:

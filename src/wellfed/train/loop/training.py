@@ -10,7 +10,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.schedule import Rates, ScheduledRates, nobody_logs
 from wellfed.train.loop.state import load_state, state_of
-from wellfed.train.loop.sync_search import SyncSearch
 from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.train.step.train_step import TrainStep
@@ -71,7 +70,7 @@ class Watchers:
     progress: Progress = field(default_factory=Progress)
     bar: Bar | None = None
     trace: ProfilerTrace | None = None
-    sync_search: SyncSearch | None = None
+    sync_search: Generator[None] | None = None
     sanity: Callable[[], None] = lambda: None
     """Tries the evaluations before the first step of a training that is not resumed."""
     on_start: Callable[[], None] = lambda: None
@@ -313,7 +312,7 @@ class Training:
         if trace is not None:
             trace.step_ended()
         if watchers.sync_search is not None:
-            watchers.sync_search.step_ended()
+            next(watchers.sync_search, None)
         part = 0.0 if self._steps_per_epoch is None else (delivery.index + 1) / self._steps_per_epoch
         watchers.on_step(number, delivery.epoch + (1.0 if is_last or part > 1 else part), samples)
         self.epoch = figures.epoch = delivery.epoch
