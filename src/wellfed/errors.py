@@ -73,10 +73,6 @@ class WellfedError(Exception):
     """Exit code of the command; None = the kind decides."""
 
 
-class OtherRankFailed(WellfedError):
-    """Raised where another rank has failed, which reports the reason itself."""
-
-
 @dataclass(frozen=True)
 class Fault:
     """One thing wrong with a configuration."""

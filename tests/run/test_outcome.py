@@ -69,10 +69,6 @@ def test_what_an_exception_means(error, status, kind, after, before, is_expected
         assert found.kind is None or found.kind in typing.get_args(errors.ErrorKind)
 
 
-def test_the_rank_that_has_failed_tells_the_reason():
-    assert outcome_of(errors.OtherRankFailed("Rank 1 failed"), has_trained=True).is_of_other_rank
-
-
 def test_what_leaves_no_folder():
     faults = [Fault("a", "b", "c")]
     before = {error: outcome_of(error, has_trained=False) for error in (ConfigError(faults), DoesNotFit(faults))}

@@ -17,7 +17,6 @@ from wellfed.errors import (
     LESS_HOST_MEMORY,
     DoesNotFit,
     ErrorKind,
-    OtherRankFailed,
     OutOfMemoryExhausted,
     WellfedError,
 )
@@ -93,8 +92,6 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         return Outcome("interrupted", exit_code_of(signum), None, str(error))
     if isinstance(error, RankEnded):
         return replace(error.outcome, is_of_other_rank=True)
-    if isinstance(error, OtherRankFailed):
-        return Outcome("failed", failed, "code", str(error), is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):
         return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
     if isinstance(error, DoesNotFit):

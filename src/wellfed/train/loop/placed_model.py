@@ -18,7 +18,6 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.data.device_prefetch import DevicePrefetcher
-from wellfed.errors import OtherRankFailed, type_and_line
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.record.entries import OnEvent, ignore_event
@@ -205,32 +204,12 @@ class PlacedModel:
         # All ranks get the buffers of rank 0, as DDP does before each forward pass. Once a pass: each rank repeats the
         # pass by itself if its memory runs out.
         self.place.send(self.model.buffers())
-        failure: Exception | None = None
-        try:
-            while not self._has_passed(split, deliveries, step, look):
-                pass
-        except Exception as error:
-            if not self.options.shares_evaluation:
-                raise
-            failure = error  # raised below, when no other rank waits for this one
-        if self.options.shares_evaluation:
-            self._merge_over_ranks(split, failure)
+        while not self._has_passed(split, deliveries, step, look):
+            pass
+        if self.options.shares_evaluation:  # on the host: tensors would arrive on the device of the rank that sent them
+            own = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
+            self.evaluation.merge(self.place.gather(own))
         return self.evaluation.compute()
-
-    def _merge_over_ranks(self, split: str, failure: Exception | None) -> None:
-        """Merges the metrics of all ranks. If one has failed, raises its error there, and its text on the others."""
-        text, state = "", []
-        if failure is None:  # on the host: tensors would arrive on the device of the rank that sent them
-            state = batches.map_tensors(self.evaluation.state(), lambda tensor: tensor.cpu())
-        else:
-            text = f"Rank {self.place.rank} failed in the {split} split: {type_and_line(failure)}"
-        told = self.place.gather((text, state))
-        if failure is not None:
-            raise failure
-        for text, _ in told:
-            if text:
-                raise OtherRankFailed(text)
-        self.evaluation.merge([state for _, state in told])
 
     def _has_passed(self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None]) -> bool:
         """Passes over a split in evaluation mode; returns False if memory ran out and it must begin again."""
