@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kit import loop
-from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.record.entries import ProfileEntry
 from wellfed.train.loop import trace
 from wellfed.train.loop.trace import ProfilerTrace
@@ -26,15 +26,14 @@ def steps_in(path: Path) -> list[str]:
 class Profiled:
     """A trace in a folder, with the list of its reports."""
 
-    def __init__(self, folder: Path, steps: int = 4, clock: StepClock | None = None) -> None:
+    def __init__(self, folder: Path, steps: int = 4) -> None:
         self.path, self.found, self.events = folder / "profile" / "trace.json", [], []
         told: list[ProfileEntry] = self.found
 
         def note(kind: str, **facts: Any) -> None:
             self.events.append((kind, facts))
 
-        interrupt = {} if clock is None else {"interrupt": clock.interrupt}
-        self.trace = ProfilerTrace(self.path, steps, told.append, on_event=note, **interrupt)
+        self.trace = ProfilerTrace(self.path, steps, told.append, note)
 
 
 def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -56,10 +55,10 @@ def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: p
 
 def test_profiled_steps_are_no_figures_of_the_run(tmp_path: Path) -> None:
     rows: list[StepRow] = []
-    clock = StepClock()
-    profiled = Profiled(tmp_path, clock=clock)
-    loop.fit(loop.model(), clock=clock, watchers=Watchers(take_rows=rows.extend, trace=profiled.trace))
-    assert [row.step for row in rows if row.warmup] == list(range(1, WARMUP_STEPS + 4 + 1))
+    profiled = Profiled(tmp_path)
+    loop.fit(loop.model(), watchers=Watchers(take_rows=rows.extend, trace=profiled.trace))
+    slowed = WARMUP_STEPS + 4 + 1  # the trace is written before the last of them
+    assert [row.step for row in rows if row.warmup] == list(range(1, slowed + 1))
     assert len(rows) == 20
 
 

@@ -141,7 +141,7 @@ class RunPasses(ABC):
             OutOfMemoryExhausted: no smaller parts are left.
         """
         clock, flush = self._clock(), self._books.journal.flush
-        shown = {"bar": self._bar(console), "trace": self._trace(clock), "on_save": flush, "sanity": self._try_splits}
+        shown = {"bar": self._bar(console), "trace": self._trace(), "on_save": flush, "sanity": self._try_splits}
         with self._training():
             ended_by, self.is_pruned = self._fit(
                 stop, checkpoint, clock, self._watchers(on_start, **shown), self._pruning(pruner)
@@ -205,13 +205,13 @@ class RunPasses(ABC):
         live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
         return Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
 
-    def _trace(self, clock: StepClock) -> ProfilerTrace | None:
+    def _trace(self) -> ProfilerTrace | None:
         """Returns the trace of the configured steps; None on ranks other than 0, which differ only in their data."""
         books, steps = self._books, self._config.trainer.profile_steps
         if not steps or self._rank > 0:
             return None
-        profiled, event = partial(setattr, books.record, "profile"), books.journal.event
-        return ProfilerTrace(books.folder / PROFILE, steps, profiled, on_event=event, interrupt=clock.interrupt)
+        profiled = partial(setattr, books.record, "profile")
+        return ProfilerTrace(books.folder / PROFILE, steps, profiled, books.journal.event)
 
     def _pruning(self, pruner: Pruner | None) -> Prune:
         count = 0 if pruner is None else self._books.journal.validations_written()

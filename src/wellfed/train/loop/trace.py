@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, supported_activi
 from wellfed.errors import reason_of
 from wellfed.observe.timing.step_clock import WARMUP_STEPS
 from wellfed.observe.timing.trace_figures import figures
-from wellfed.record.entries import OnEvent, ProfileEntry, ignore_event
+from wellfed.record.entries import OnEvent, ProfileEntry
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,33 +22,25 @@ class ProfilerTrace:
     """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
 
     A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
-    to their time. The run's rates leave out recorded steps, since recording takes time.
+    to their time.
 
     Args:
         on_profiled: called once with the figures of the recorded steps, if there are any.
-        interrupt: called after writing the trace, which takes time outside of steps.
     """
 
     def __init__(
-        self,
-        path: Path,
-        steps: int,
-        on_profiled: Callable[[ProfileEntry], None],
-        *,
-        on_event: OnEvent = ignore_event,
-        interrupt: Callable[[], None] = lambda: None,
+        self, path: Path, steps: int, on_profiled: Callable[[ProfileEntry], None], on_event: OnEvent
     ) -> None:
-        self._path, self._steps = path, steps
-        self._on_profiled, self._on_event, self._interrupt = on_profiled, on_event, interrupt
-        self._num_ended, self._device = 0, torch.device("cpu")
+        self._path, self._last = path, WARMUP_STEPS + steps
+        self._on_profiled, self._on_event = on_profiled, on_event
+        self._num_ended = 0
         self._profiler: profile | None = None
 
     def begin(self, device: torch.device) -> None:
         """Begins to count steps."""
         # Kineto, torch's recorder, prints each start and stop to stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        self._device = device
-        when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._steps, repeat=1)
+        when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._last - WARMUP_STEPS, repeat=1)
         activities = {ProfilerActivity.CPU}
         if device.type == "cuda":  # torch prints frames where its build can't record a card
             activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
@@ -57,18 +49,17 @@ class ProfilerTrace:
 
     @property
     def is_recording(self) -> bool:
-        """Returns whether the step that runs is recorded, which takes time."""
-        return self._profiler is not None and self._num_ended >= WARMUP_STEPS
+        """Returns whether the step that runs is no measure: it is recorded, or the trace was written before it."""
+        return WARMUP_STEPS <= self._num_ended <= self._last
 
     def step_ended(self) -> None:
         """Counts a step, and writes the trace after the last one."""
+        self._num_ended += 1
         if self._profiler is None:
             return
-        self._num_ended += 1
-        is_last = self._num_ended == WARMUP_STEPS + self._steps
-        if self._device.type == "cuda" and (is_last or self._num_ended == WARMUP_STEPS):
-            torch.cuda.synchronize(self._device)  # the device is idle before the first step and after the last
-        if is_last:
+        if torch.cuda.is_initialized() and self._num_ended in (WARMUP_STEPS, self._last):  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # the device is idle before the first step and after the last
+        if self._num_ended == self._last:
             self.close()
         else:
             self._profiler.step()
@@ -86,7 +77,6 @@ class ProfilerTrace:
         except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
             _LOG.warning("The steps could not be profiled: %s", reason_of(error))
             self._on_event("profile_failed", message=reason_of(error))
-        self._interrupt()
 
     def _write(self, profiler: profile) -> None:
         if self._num_ended > WARMUP_STEPS:
