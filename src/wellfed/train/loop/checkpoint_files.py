@@ -1,28 +1,13 @@
-"""Names, replaces and checks of checkpoint files. Needs only the standard library."""
+"""Names and checks of checkpoint files. Needs only the standard library."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 """Names of checkpoint files."""
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path beside a file. What is written there takes the file's place, or is removed on failure."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def is_intact(path: Path) -> bool:

@@ -6,7 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from wellfed.config.schema import TrainerConfig
 from wellfed.errors import first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.checkpoint_values import load
-from wellfed.train.loop.checkpoint_files import BEST, LAST, replacing
+from wellfed.train.loop.checkpoint_files import BEST, LAST
 from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
 
 _LOG = logging.getLogger(__name__)
@@ -128,14 +128,15 @@ class Checkpoints:
 
     def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
-        path = self.folder / name
+        path, written = self.folder / name, self.folder / f".{name}.tmp"
         self._failures.pop(name, None)
         with self._progress.during("checkpoint"):
             try:
-                with replacing(path) if self._is_first else nullcontext(path) as written:
-                    self._write(written, more)
-                    if name == LAST and self._is_first:
+                self._write(written, more)
+                if self._is_first:
+                    if name == LAST:
                         self._rotate()
+                    written.replace(path)
             except (OSError, RuntimeError) as error:
                 if not is_disk_error(error):
                     raise
@@ -146,6 +147,10 @@ class Checkpoints:
                     "next checkpoint tries again.",
                     *(path, step, first_line(error)),
                 )
+            finally:
+                if self._is_first:
+                    with suppress(OSError):
+                        written.unlink(missing_ok=True)
             is_written = bool(self._broadcast(name not in self._failures))
         if is_written and self._is_first:
             self._on_saved(step, name)
@@ -164,12 +169,7 @@ class Checkpoints:
 
 def is_disk_error(error: BaseException) -> bool:
     """Returns whether a save failed because a file can't be written. torch's writer hides the errno."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
+    return isinstance(error, OSError) or any(name in str(error) for name in ("PytorchStreamWriter", "inline_container"))
 
 
 def non_finite(first: int, last: int) -> NonFiniteLoss:
