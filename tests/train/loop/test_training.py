@@ -382,7 +382,9 @@ class TwoLayers(nn.Module):
         return LossOutput(self.second(self.first(batch["x"])).square().mean())
 
 
-def test_a_weight_that_was_frozen_joins_a_resumed_training_without_a_state(tmp_path: Path) -> None:
+def test_where_more_weights_are_trained_the_optimizer_begins_without_a_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def adam(weights: Any, lr: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW([weight for weight in weights if weight.requires_grad], lr=lr)
 
@@ -392,4 +394,5 @@ def test_a_weight_that_was_frozen_joins_a_resumed_training_without_a_state(tmp_p
         files = loop.checkpoints(tmp_path)
         loop.fit(placed, checkpoints=files, checkpoint=last if last.exists() else None, max_steps=stop)
     state = load(last)["optimizer_states"][0]["state"]
-    assert {number: int(each["step"]) for number, each in state.items()} == {0: 2, 1: 2, 2: 5, 3: 5}
+    assert {number: int(each["step"]) for number, each in state.items()} == dict.fromkeys(range(4), 2)
+    assert "the optimizer begins without a state" in caplog.text

@@ -37,7 +37,7 @@ class Rates:
             else:
                 group["lr"] = base * factor
 
-    def follow(self, metrics: Mapping[str, float], *, at_epoch_end: bool) -> None:
+    def follow(self, metrics: Mapping[str, float], is_validated: bool, is_last: bool) -> None:
         """Adapts the rates to `monitor`, after a validation or at the end of an epoch."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class ScheduledRates(Rates):
         if self.monitor is None and (self._is_by_step or is_last):
             self._step()
 
-    def follow(self, metrics: Mapping[str, float], *, at_epoch_end: bool) -> None:
-        if self.monitor is None or self._is_by_step == at_epoch_end:
+    def follow(self, metrics: Mapping[str, float], is_validated: bool, is_last: bool) -> None:
+        if self.monitor is None or not (is_validated if self._is_by_step else is_last):
             return
         if self.monitor not in metrics:
             raise nobody_logs("workload.schedule.monitor", self.monitor, metrics)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from wellfed import generators
-from wellfed.errors import ConfigError, is_the_users, type_and_line
+from wellfed.errors import ConfigError, type_and_line
 from wellfed.train.checkpoint_values import load
 
 if TYPE_CHECKING:
     from wellfed.train.loop.training import Training
+
+_LOG = logging.getLogger(__name__)
 
 
 def state_of(training: Training) -> dict[str, Any]:
@@ -39,7 +38,6 @@ def state_of(training: Training) -> dict[str, Any]:
         "callbacks": {name: callback.state_dict() for name, callback in training.callbacks.items()},
         "rng": own,
         "rng_of_ranks": place.gather(own),
-        "trained": _trained(model.model),
         "totals": model.totals.state_dict(place.mean if place.size > 1 else None),
     }
     if training.scaler is not None:
@@ -55,58 +53,43 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
     Raises:
         ConfigError: the checkpoint does not hold such a state.
     """
-    model, place, optimizer = training.model, training.model.place, training.optimizer
-    with _restoring(path):
-        state = load(path, trusted=training.checkpoints is not None and training.checkpoints.is_trusted)
-        model.whole.load_state_dict(state.get("current_model_state", state["state_dict"]))
-        if training.average is not None:
-            training.average.load_state_dict(state["state_dict"])
-        model.totals.load_state_dict(state["totals"])
-        optimizer.load_state_dict(_of_trained(model.model, state["optimizer_states"][0], state["trained"]))
-        if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
-            for group in optimizer.param_groups:
-                group["foreach"] = False
-        if training.scaler is not None and "scaler" in state:
-            training.scaler.load_state_dict(state["scaler"])
-        training.rates.load_state_dict(state["lr_schedulers"][0])
-        is_same = len(state["rng_of_ranks"]) == place.size
-        rank = place.rank if is_same else 0
-        training.loader.load_state_dict(state["position_of_ranks"][rank])
-        training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
-        training.elapsed_before_s = float(state["elapsed_s"])
-        training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
-        for name, callback in training.callbacks.items():
-            if name in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][name])
-        drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
-    return drawn if is_same or place.rank == 0 else None
-
-
-def _trained(model: nn.Module) -> list[str]:
-    return [name for name, weight in model.named_parameters() if weight.requires_grad]
-
-
-def _of_trained(model: nn.Module, state: dict[str, Any], before: list[str]) -> dict[str, Any]:
-    """Returns the state of an optimizer whose checkpoint had trained these weights. Others begin without a state."""
-    now = _trained(model)
-    if not set(before) < set(now) or callable(getattr(model, "param_groups", None)):
-        return state
-    (group,) = state["param_groups"]
-    return {
-        "state": {now.index(before[number]): each for number, each in state["state"].items()},
-        "param_groups": [{**group, "params": list(range(len(now)))}],
-    }
-
-
-@contextmanager
-def _restoring(path: Path) -> Iterator[None]:
-    """Raises a ConfigError instead of an error of restoring a checkpoint. Errors of the user's code pass."""
     try:
-        yield
+        return _restored(training, load(path, trusted=training.is_trusted))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        frames = traceback.walk_tb(error.__traceback__)
-        if any(is_the_users(frame.f_code.co_filename) for frame, _ in frames):
-            raise
         problem = f"its state can't be restored ({type_and_line(error)})."
         way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
         raise ConfigError.of(str(path), problem, way_out) from error
+
+
+def _restored(training: Training, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    model, place, optimizer = training.model, training.model.place, training.optimizer
+    model.whole.load_state_dict(state.get("current_model_state", state["state_dict"]))
+    if training.average is not None:
+        training.average.load_state_dict(state["state_dict"])
+    model.totals.load_state_dict(state["totals"])
+    before = state["optimizer_states"][0]
+    if _num_weights(before) < _num_weights(optimizer.state_dict()):
+        _LOG.warning("More weights are trained than before this checkpoint: the optimizer begins without a state.")
+    else:
+        optimizer.load_state_dict(before)
+    if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
+        for group in optimizer.param_groups:
+            group["foreach"] = False
+    if training.scaler is not None and "scaler" in state:
+        training.scaler.load_state_dict(state["scaler"])
+    training.rates.load_state_dict(state["lr_schedulers"][0])
+    is_same = len(state["rng_of_ranks"]) == place.size
+    rank = place.rank if is_same else 0
+    training.loader.load_state_dict(state["position_of_ranks"][rank])
+    training.number, training.epoch = int(state["global_step"]), int(state["epoch"])
+    training.elapsed_before_s = float(state["elapsed_s"])
+    training.figures.latest.update(state["figures"])  # a scheduler or callback may look at them first
+    for name, callback in training.callbacks.items():
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
+    drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
+    return drawn if is_same or place.rank == 0 else None
+
+
+def _num_weights(optimizer_state: Mapping[str, Any]) -> int:
+    return sum(len(group["params"]) for group in optimizer_state["param_groups"])

@@ -97,6 +97,8 @@ class Training:
     scaler: torch.amp.GradScaler | None
     rates: Rates
     step: TrainStep
+    average: nn.Module | None = None
+    """Weights that a callback averages; None without."""
 
     def __init__(
         self,
@@ -125,6 +127,8 @@ class Training:
         self.model, self.loader, self.limits, self.clock = model, loader, limits, clock
         self.figures = figures or Figures(lambda *values, **about: None, every=2**62, stops_on_nan=False)
         self.checkpoints, self.callbacks, self.watchers = checkpoints, dict(callbacks or {}), watchers or Watchers()
+        self.is_trusted = checkpoints is not None and checkpoints.is_trusted
+        """Whether checkpoints may hold pickled objects."""
         self.number, self.epoch = 0, 0
         """Steps and epochs done."""
         self.ended_by: str | None = None
@@ -142,8 +146,6 @@ class Training:
         self._save_s = math.inf if minutes is None else 60 * minutes
         self._most_s = math.inf if limits.max_time_s is None else limits.max_time_s
         self._has_stepped = False
-        self._checked_step = 0
-        """Last step after which weights and loss were known to be finite."""
         self._saved_at_s = self.began_s = time.monotonic()
         self._due_step, self._due_s = 0.0, math.inf
         """Step, and time, from which something may be due after a step."""
@@ -197,10 +199,11 @@ class Training:
         self.scaler = torch.amp.GradScaler(model.device.type) if model.precision.name == "16-mixed" else None
         for callback in self.callbacks.values():
             callback.begin(model.whole)
+        self.average = next((one.average for one in self.callbacks.values() if one.average is not None), None)
         drawn = None if checkpoint is None else load_state(self, checkpoint)
         model.hold_features(self.number)
         self.step = model.make_step(self.optimizer, self.scaler, self.clock)
-        self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
+        self.step.number = self.number
         self.figures.begin(self.number, self.epoch)
         if files is not None:
             files.begin(self.write, self._place.broadcast, self._place.rank)
@@ -212,7 +215,8 @@ class Training:
 
     def _begin(self) -> None:
         watchers, number = self.watchers, self.number
-        self._check_state(check)  # before training, instead of at the first checkpoint
+        if self.checkpoints is not None and not self.is_trusted:
+            check(state_of(self))  # before training, instead of at the first checkpoint
         if number == 0:
             watchers.sanity()
         if rank := self._place.rank:
@@ -231,10 +235,9 @@ class Training:
         self._wall.switch(END)
         self.watchers.take_rows(self.clock.rows(wait=True))
         if self._validation is not None and self.figures.validated_step != self.number:
-            self._save_last()  # a longer run has no such validation, so callbacks and schedulers don't count it
+            self._save(is_due=True)  # a longer run has no such validation, so callbacks and schedulers don't count it
             self._evaluate()
-        self._save_best()
-        self._save_last()
+        self._save(is_due=True)
         if self.checkpoints is not None:
             self.checkpoints.warn_without_best(self.figures.latest)
         for callback in self.callbacks.values():
@@ -342,26 +345,29 @@ class Training:
     def _after_step(self, is_last: bool) -> None:
         """Validates, ends the epoch, saves and stops, each if it is due, in this order."""
         every, number = self.limits.validate_every_steps, self.number
-        if number == 1:
-            self._check_state(readable)  # it has what the first step adds
         validates = self._validation is not None and (is_last if every is None else number % every == 0)
         if validates:
-            self._validate()
+            self._evaluate()
+            if (reason := self._prune(number)) is not None:
+                self.ended_by, self.is_pruned = reason, True
         if is_last:
-            self._end_epoch()
+            self.epoch += 1
+            self._hand_over()
+        if is_last if every is None else validates:
+            self._show_callbacks()
+        if self.rates.monitor is not None and (validates or is_last):  # all ranks go by the metrics of rank 0
+            self.rates.follow(self._place.broadcast(dict(self.figures.latest)), validates, is_last)
         is_asked = is_time = is_late = False
         if self._is_alone or validates or number % AGREE_EVERY_STEPS == 0:
             now_s = time.monotonic()
             flags = [self._stop.signum is not None, now_s >= self._saved_at_s + self._save_s]
             is_asked, is_time, is_late = self._place.any_of([*flags, now_s >= self.began_s + self._most_s])
         self.ended_by = self.ended_by or self._limit(is_late=is_late)
-        self._save_best()
         if is_asked:
             self._save_before_stop()
             raise Stopped(self._stop.signum or signal.SIGTERM)
-        save_every = self._save_every
-        if self.ended_by is None and (is_time or (is_last if save_every is None else number % save_every == 0)):
-            self._save_last()
+        is_due = is_time or (is_last if self._save_every is None else number % self._save_every == 0)
+        self._save(is_due=is_due and self.ended_by is None)
         self._plan_ahead()
 
     def _limit(self, *, is_late: bool) -> str | None:
@@ -379,16 +385,9 @@ class Training:
         if self._validation is not None:
             rhythms.append(self.limits.validate_every_steps)
         steps = [(self.number // every + 1) * every for every in rhythms if every]
-        self._due_step = min([*steps, self.limits.max_steps or math.inf]) if self.number else 1
+        self._due_step = min([*steps, self.limits.max_steps or math.inf])
         # Several ranks look at their clocks every few steps.
         self._due_s = min(self._saved_at_s + self._save_s, self.began_s + self._most_s) if self._is_alone else math.inf
-
-    def _end_epoch(self) -> None:
-        self.epoch += 1
-        self._hand_over()
-        if self.limits.validate_every_steps is None:
-            self._show_callbacks()
-        self._show_rates(at_epoch_end=True)
 
     def _show_callbacks(self) -> None:
         """Shows callbacks the latest metrics, by which one may end the training."""
@@ -401,20 +400,6 @@ class Training:
     def _ended_by_callback(self) -> str | None:
         ended = [f"{type(one).__name__}: {one.ended_by}" for one in self.callbacks.values() if one.ended_by is not None]
         return self._place.broadcast(ended[0] if ended else None)
-
-    def _show_rates(self, *, at_epoch_end: bool) -> None:
-        if self.rates.monitor is not None:  # ranks that evaluate by themselves must lower it together
-            self.rates.follow(self._place.broadcast(dict(self.figures.latest)), at_epoch_end=at_epoch_end)
-
-    # -- validation -----------------------------------------------------------------------------------------------
-
-    def _validate(self) -> None:
-        self._evaluate()
-        if self.limits.validate_every_steps is not None:
-            self._show_callbacks()
-        if (reason := self._prune(self.number)) is not None:
-            self.ended_by, self.is_pruned = reason, True
-        self._show_rates(at_epoch_end=False)
 
     def _evaluate(self) -> None:
         assert self._validation is not None
@@ -436,55 +421,38 @@ class Training:
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
-    @property
-    def average(self) -> nn.Module | None:
-        """Weights that a callback averages; None without."""
-        return next((one.average for one in self.callbacks.values() if one.average is not None), None)
-
-    def _save_best(self) -> None:
-        if self.checkpoints is not None and self._is_best:
-            self._is_best = False
-            self._prepare_save()
-            value = self.figures.latest.get(f"val/{self.checkpoints.best_metric}", math.nan)
-            self.checkpoints.save_best(value, self.number)
-
-    def _save_last(self) -> None:
-        """Writes ``last.ckpt`` unless it has this step already.
+    def _save(self, *, is_due: bool) -> None:
+        """Writes ``best.ckpt`` if the latest validation was the best, and ``last.ckpt`` if that is due, unless it has
+        this step already.
 
         Raises:
             NonFiniteLoss: a weight or the loss is not finite; earlier checkpoints stay.
         """
-        if self.checkpoints is not None and self.checkpoints.last_step != self.number:
-            self._saved_at_s = time.monotonic()
-            self._prepare_save()
-            self.checkpoints.save_last(self.number)
-
-    def _save_before_stop(self) -> None:
-        """Saves before a stop, or after an error between two steps. A failure is a warning: the first reason counts."""
-        try:
-            self._save_last()
-        except NonFiniteLoss as error:
-            _LOG.warning("%s %s", error, self.checkpoints and self.checkpoints.way_back())
-        except Exception as error:  # noqa: BLE001  whatever the user's state raises
-            _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(error))
-
-    def _check_state(self, refuse: Callable[[Mapping[str, Any]], object]) -> None:
-        if self.checkpoints is not None and not self.checkpoints.is_trusted:
-            self.clock.interrupt()
-            refuse(state_of(self))
-
-    def _prepare_save(self) -> None:
+        files, number = self.checkpoints, self.number
+        if files is None or not (self._is_best or (is_due and files.last_step != number)):
+            return
         self.clock.interrupt()
         self.watchers.on_save()
         loss = self.model.totals.state_dict()["sums"].get("loss")
         is_good = is_finite(self.model.whole, self.model.device, [] if loss is None else [loss])
         if self._place.any_of([not is_good])[0]:
-            raise non_finite(self._checked_step + 1, self.number)
-        self._checked_step = self.number
+            raise non_finite((files.last_step or 0) + 1, number)
+        if self._is_best:
+            self._is_best = False
+            files.save_best(self.figures.latest.get(f"val/{files.best_metric}", math.nan), number)
+        if is_due:
+            self._saved_at_s = time.monotonic()
+            files.save_last(number)
+
+    def _save_before_stop(self) -> None:
+        """Saves before a stop, or after an error between two steps. A failure is a warning: the first reason counts."""
+        try:
+            self._save(is_due=True)
+        except Exception as error:  # noqa: BLE001  whatever the user's state raises
+            _LOG.warning("The state after step %d could not be saved: %s", self.number, first_line(error))
 
     def write(self, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries, on rank 0. Other ranks take part."""
         content = {**state_of(self), **more}
         if self._place.rank == 0:
-            is_trusted = self.checkpoints is not None and self.checkpoints.is_trusted
-            save(content if is_trusted else readable(content)[0], path)
+            save(content if self.is_trusted else readable(content)[0], path)
