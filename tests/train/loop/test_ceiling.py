@@ -155,18 +155,3 @@ def test_so_they_are_where_it_fails() -> None:
     assert events == []
 
 
-def test_a_rank_that_can_not_copy_its_batches_ends_the_ceiling_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[int] = []
-
-    def gather(place: Place, number: int) -> list[int]:
-        told.append(number)
-        return [number, 9]
-
-    def full(batch: Any, device: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(Place, "gather", gather)
-    monkeypatch.setattr("wellfed.train.loop.ceiling.batches.to_device", full)
-    with pytest.raises(torch.OutOfMemoryError):
-        run_ceiling(loop.model(), few(), 5, StepClock())
-    assert told == [0], "the other ranks make no step"

@@ -11,7 +11,7 @@ from tests.kit import loop, tiny
 from wellfed import batches
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.train.loop.place import Place
-from wellfed.train.loop.placed_model import no_room
+from wellfed.train.memory import oom
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ class Sometimes:
 def test_every_batch_comes_once_and_in_order(ahead: int, fails: set[int]) -> None:
     loader = tiny.loader(batch_size=7)
     expected = [delivery.batch["x"].tolist() for delivery in tiny.loader(batch_size=7)]
-    prefetcher = DevicePrefetcher(loader, CPU, ahead, move=Sometimes(fails), no_room=no_room)
+    prefetcher = DevicePrefetcher(loader, CPU, ahead, move=Sometimes(fails), no_room=lambda error: oom.classify(error) is not None)
     for _ in range(2):
         found = [delivery.batch["x"].tolist() for delivery in prefetcher]
         assert len(found) == len(expected) == 10
@@ -56,10 +56,10 @@ def test_a_card_with_room_for_two_batches() -> None:
 
     results, events, ids, on_card = [], [], list[float](), list[bool]()
 
-    def see(bring: Any, delivery: Any, step: Any) -> None:
+    def see(bring: Any, delivery: Any) -> None:
         ids.extend(delivery.batch["x"][:, 0].tolist())
         on_card.append(delivery.batch["x"].is_cuda)
-        bring(delivery, step)
+        bring(delivery)
 
     for ahead, mib in ((0, 100), (3, 70), (3, 20)):  # batches of 32 MiB; in 20 only parts of one fit
         torch.cuda.empty_cache()

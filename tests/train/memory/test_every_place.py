@@ -24,7 +24,7 @@ from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
-from wellfed.train.loop.placed_model import no_room
+from wellfed.train.memory import oom
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.plain_model.evaluating import Evaluating
@@ -196,7 +196,7 @@ class Journal:
 
     def no_room(self, error: Exception) -> bool:
         self.other("oom")
-        return no_room(error)
+        return oom.classify(error) is not None
 
 
 def trained(

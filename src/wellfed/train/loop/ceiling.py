@@ -12,9 +12,11 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
+from wellfed.record.entries import ignore_event
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Limits, Training, Watchers
 from wellfed.train.memory.step_start import put_back
+from wellfed.train.step.totals import Totals
 
 CEILING_BATCHES = 4
 """Number of distinct batches, used in turn so that caches don't make them cheaper than real ones."""
@@ -47,29 +49,21 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, clock: StepClock) -> StepSummary | None:
     """Times the same steps on these batches, which are copied to the device first, with a new optimizer.
 
-    Returns None if a rank has no batches, or can't copy them. Several ranks make the smallest number of steps that one
-    of them requests.
+    Returns None if a rank has no batches. Several ranks make the smallest number of steps that one of them requests.
     Weights, buffers and generators are restored, even after an error.
     """
     model.begin()
-    rows: list[StepRow] = []
-    ready: list[Delivery] = []
-    failure: Exception | None = None
-    try:
-        for delivery in deliveries:
-            batch = batches.to_device(delivery.batch, model.device)
-            ready.append(replace(delivery, batch=batch, is_on_device=True))
-    except Exception as error:  # noqa: BLE001  raised below, when no other rank waits in a step
-        failure, ready = error, []
-    steps = min(model.place.gather(steps if ready else 0))
-    if failure is not None:
-        raise failure
+    steps = min(model.place.gather(steps if deliveries else 0))
     if steps == 0:
         return None
+    rows: list[StepRow] = []
+    timed = copy.copy(model)  # no step of the run: without its scheduler, events, metrics and fallbacks
+    timed.options, timed.totals = replace(model.options, may_adapt=False), Totals()
+    timed.on_event, timed.scheduling = ignore_event, None
+    ready = [replace(each, batch=batches.to_device(each.batch, model.device), is_on_device=True) for each in deliveries]
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
     with put_back(model.whole, model.device):
         cached, limits = CachedBatches(ready, steps + WARMUP_STEPS), Limits(max_epochs=1)
-        watchers = Watchers(take_rows=rows.extend)
-        Training(model.for_timing(), cached, limits, clock=clock, watchers=watchers).fit()
+        Training(timed, cached, limits, clock=clock, watchers=Watchers(take_rows=rows.extend)).fit()
     return summarise(rows)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,7 +17,7 @@ from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import StepClock
-from wellfed.record.entries import OnEvent, ignore_event
+from wellfed.record.entries import OnEvent
 from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
 from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
@@ -37,8 +34,6 @@ from wellfed.train.step.replicas import Ranks, Replicas
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepOptions, TrainStep
-
-_LOG = logging.getLogger(__name__)
 
 
 class PlacedModel:
@@ -85,8 +80,6 @@ class PlacedModel:
             fallbacks |= {f"memory.features={mode}": partial(self._move_features, mode) for mode in FEATURE_MODES[1:]}
         self.fallbacks = Fallbacks(micro, fallbacks)
         self._loss = Loss(model, options.compile_mode)
-        self.step: TrainStep | None = None
-        """Step of the latest `make_step`; set it to None after training, to free the optimizer's state."""
         self.whole = Whole(model)
         self._wrapper: nn.Module | None = None
         self._is_on_cpu = False
@@ -142,22 +135,28 @@ class PlacedModel:
             computation, optimizer, self.fallbacks, self.options, totals=self.totals, on_event=self.on_event
         )
         step.passes.mark, step.passes.now_s = clock.mark, clock.now_s
-        self.step = step
         return step
 
-    def bring(self, delivery: Delivery, step: TrainStep) -> None:
+    def bring(self, delivery: Delivery) -> None:
         """Brings a batch of training to the device. One that does not fit stays on the host, and is moved in
         micro-batches."""
         if self.precision.dtype is not None:
             self._convert(delivery)
         if self._is_on_cpu or delivery.is_on_device:
             return
-        step.passes.weigh(delivery)  # on the host, where that waits for nothing
+        self._weigh(delivery)
         try:
             delivery.batch = batches.to_device(delivery.batch, self.device)
         except Exception as error:
             if not self.options.goes_on(is_training=True) or oom.classify(error) is None:
                 raise
+
+    def _weigh(self, delivery: Delivery) -> None:
+        """Notes the weights of a batch's micro-batches while it is on the host, where that waits for no device."""
+        prepare = self._prepare
+        if prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
+            sizes = self.micro.sizes(delivery.size)
+            delivery.weights = sizes, prepare.weights(delivery, prepare.split(delivery.batch, sizes), sizes)
 
     def _convert(self, delivery: Delivery) -> None:
         dtype_of = self.precision.dtype_of
@@ -170,21 +169,13 @@ class PlacedModel:
             yield loader
             return
 
-        def weigh(delivery: Delivery) -> None:  # while the batch is on the host
-            if is_training and self.step is not None:
-                self.step.passes.weigh(delivery)
-
         self.begin()
-        with closing(DevicePrefetcher(loader, self.device, ahead, before_move=weigh, no_room=no_room)) as prefetcher:
+        more: dict[str, Any] = {"before_move": self._weigh} if is_training else {}
+        prefetcher = DevicePrefetcher(
+            loader, self.device, ahead, no_room=lambda error: oom.classify(error) is not None, **more
+        )
+        with closing(prefetcher):
             yield prefetcher
-
-    def for_timing(self) -> PlacedModel:
-        """Returns the same model for steps that are only timed: without a scheduler, events, metrics of training and
-        adaptation to out-of-memory errors."""
-        timed = copy.copy(self)
-        timed.options, timed.totals = replace(self.options, may_adapt=False), Totals()
-        timed.on_event, timed.scheduling = ignore_event, None
-        return timed
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
@@ -245,14 +236,6 @@ class PlacedModel:
         if self.place.rank == 0:
             self.whole.load_state_dict(read())
         self.place.send(chain(self.model.parameters(), self.model.buffers()))
-
-
-def no_room(error: Exception) -> bool:
-    """Returns whether memory ran out, which is logged."""
-    failure = oom.classify(error)
-    if failure is not None:
-        _LOG.info("No room on the device for another batch ahead of the step: %s", failure.message)
-    return failure is not None
 
 
 def misfits(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:

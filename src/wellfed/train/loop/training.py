@@ -242,7 +242,6 @@ class Training:
             self.checkpoints.warn_without_best(self.figures.latest)
         for callback in self.callbacks.values():
             callback.end()
-        self.model.step = None
         del self.step, self.optimizer, self.rates  # frees their device memory
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -275,7 +274,7 @@ class Training:
                     self._has_stepped = True
                     watchers.on_first_batch(batches.bytes_by_dtype(delivery.batch))
                 clock.copy_begins(delivery.epoch, delivery.took, delivery.copy_ahead_ms)
-                model.bring(delivery, step)
+                model.bring(delivery)
                 clock.copied()
                 step(delivery)
                 self.number += 1

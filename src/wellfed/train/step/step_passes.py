@@ -148,11 +148,3 @@ class Computation:
         found = enumerate(zip(parts, sizes, weights, strict=True))
         made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
         return [part for part in made if part.share] or made[:1]
-
-    def weigh(self, delivery: Delivery) -> None:
-        """Notes the weights of a batch's micro-batches, unless they are known. The batch must be on the host, which
-        needs no wait for a device."""
-        prepare = self._prepare
-        if prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
-            sizes = self.micro.sizes(delivery.size)
-            delivery.weights = sizes, prepare.weights(delivery, prepare.split(delivery.batch, sizes), sizes)
