@@ -143,7 +143,7 @@ def test_on_nan_skip_leaves_such_steps_out() -> None:
 
 def test_on_nan_raise_stops_at_the_next_row() -> None:
     torch.manual_seed(3)
-    with pytest.raises(NonFiniteLoss, match=r"within the steps 4 to 6\..*trainer.gradient_clip=1.0"):
+    with pytest.raises(NonFiniteLoss, match=r"within the steps 4 to 6; .*trainer.gradient_clip=1.0"):
         loop.fit(loop.model(model=SometimesNan()), figures=loop.figures(every=3))
 
 

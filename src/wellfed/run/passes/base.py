@@ -15,7 +15,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, LastSaveFailed
+from wellfed.errors import ConfigError
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.interval import MIN_STEPS
 from wellfed.observe.timing.readiness import StepSummary
@@ -302,8 +302,8 @@ class RunPasses(ABC):
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final or the best weights could not be saved."""
-        if self._checkpoints.failure is not None:
-            raise LastSaveFailed(*self._checkpoints.failure)
+        for failure in self._checkpoints.failures.values():
+            raise failure
 
     def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from wellfed.config.schema import TrainerConfig
-from wellfed.errors import first_line
+from wellfed.errors import LastSaveFailed, first_line
 from wellfed.observe.telemetry.run_progress import Progress
 from wellfed.train.checkpoint_values import load
 from wellfed.train.loop.checkpoint_files import BEST, LAST
@@ -56,8 +56,8 @@ class Checkpoints:
         self.every_steps, self.minutes = trainer.checkpoint_every_steps, trainer.checkpoint_minutes
         self.is_trusted = trainer.trusted_checkpoints
         """Whether files may hold pickled objects."""
-        self._failures: dict[str, tuple[int, Path, BaseException]] = {}
-        """Step, path and error of each file whose latest save failed."""
+        self.failures: dict[str, LastSaveFailed] = {}
+        """Errors by name of the files whose latest save failed."""
         self.last_step: int | None = None
         """Step of ``last.ckpt`` if this process has written or loaded it, else None."""
         self._on_disk_error, self._on_saved = on_disk_error, on_saved
@@ -74,11 +74,6 @@ class Checkpoints:
             broadcast: returns the flag of rank 0.
         """
         self._write, self._broadcast, self._is_first = write, broadcast, rank == 0
-
-    @property
-    def failure(self) -> tuple[int, Path, BaseException] | None:
-        """Step, path and error of ``last.ckpt`` or ``best.ckpt`` if its latest save failed."""
-        return self._failures.get(LAST) or self._failures.get(BEST)
 
     def compare_by(self, metric: str, mode: Literal["max", "min"]) -> None:
         """Picks the best by this metric from now on."""
@@ -129,7 +124,7 @@ class Checkpoints:
     def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
         path, written = self.folder / name, self.folder / f".{name}.tmp"
-        self._failures.pop(name, None)
+        self.failures.pop(name, None)
         with self._progress.during("checkpoint"):
             try:
                 self._write(written, more)
@@ -140,7 +135,7 @@ class Checkpoints:
             except (OSError, RuntimeError) as error:
                 if not is_disk_error(error):
                     raise
-                self._failures[name] = step, path, error
+                self.failures[name] = LastSaveFailed(step, path, error)
                 self._on_disk_error(error, step)
                 _LOG.warning(
                     "%s of step %d can't be written: %s. Earlier checkpoints are kept. Free space on the disk: the "
@@ -151,7 +146,7 @@ class Checkpoints:
                 if self._is_first:
                     with suppress(OSError):
                         written.unlink(missing_ok=True)
-            is_written = bool(self._broadcast(name not in self._failures))
+            is_written = bool(self._broadcast(name not in self.failures))
         if is_written and self._is_first:
             self._on_saved(step, name)
         return is_written

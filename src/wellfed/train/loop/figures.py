@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from wellfed.train.step.non_finite import USUAL_CAUSES, NonFiniteLoss, between
+from wellfed.train.loop.checkpoints import non_finite
 
 
 class Figures:
-    """Metrics by name, as ``val/loss``: the first, the latest, and rows for the journal."""
+    """Metrics by name, as ``val/loss``: the latest, and rows for the journal."""
 
     def __init__(self, take: Callable[..., None], *, every: int, stops_on_nan: bool) -> None:
         """
@@ -24,7 +24,6 @@ class Figures:
         self.handed_over_step = 0
         """Last step whose metrics are written."""
         self.validated_step: int | None = None
-        self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self._written_at: dict[str, int] = {}
         """Metric -> step of its latest value; it is written once a step."""
@@ -39,11 +38,8 @@ class Figures:
         Raises:
             NonFiniteLoss: the mean loss is not finite.
         """
-        if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
-            raise NonFiniteLoss(
-                f"The training loss is {loss} {between(self.handed_over_step + 1, self.step)}. {USUAL_CAUSES} "
-                "trainer.on_nan=skip leaves such steps out."
-            )
+        if self.stops_on_nan and not math.isfinite(values.get("loss", 0.0)):
+            raise non_finite(self.handed_over_step + 1, self.step)
         self.handed_over_step = self.step
         self.write("train", values, has_rate=True)
 
@@ -60,5 +56,4 @@ class Figures:
             return
         self._written_at.update(dict.fromkeys(named, self.step))
         self.latest.update(named)
-        self.first = {**named, **self.first}
         self._take(split, values, step=self.step, epoch=self.epoch, has_rate=has_rate)
