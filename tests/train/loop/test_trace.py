@@ -11,7 +11,7 @@ from tests.kit import loop
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepRow
 from wellfed.record.entries import ProfileEntry
 from wellfed.train.loop import trace
-from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.trace import record_steps
 from wellfed.train.loop.training import Watchers
 
 RANGE = "ProfilerStep#"
@@ -33,13 +33,13 @@ class Profiled:
         def note(kind: str, **facts: Any) -> None:
             self.events.append((kind, facts))
 
-        self.trace = ProfilerTrace(self.path, steps, told.append, note)
+        self.trace = record_steps(self.path, steps, told.append, note)
 
 
 def test_steps_behind_the_warm_up_are_recorded_and_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     profiled = Profiled(tmp_path)
     loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace))
-    assert sorted(set(steps_in(profiled.path)), key=int) == ["3", "4", "5", "6"]
+    assert sorted(set(steps_in(profiled.path)), key=int) == ["1", "2", "3", "4"]
     ((found,), events) = profiled.found, profiled.events
     assert (found["steps"], found["by"], found["device_busy_frac"], events) == (4, "cpu", None, [])
     operations = {one["name"]: one for one in found["operations"]}
@@ -89,7 +89,7 @@ def test_a_run_that_fails_leaves_no_profiler_behind(tmp_path: Path, failing_step
     assert not torch.autograd._profiler_enabled()
     assert [one["steps"] for one in profiled.found] == ([4] if failing_step == 8 else [])
     if failing_step == 8:
-        assert "7" in steps_in(profiled.path)
+        assert "5" in steps_in(profiled.path)
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -124,7 +124,7 @@ def test_a_build_of_torch_that_can_not_record_a_card_records_the_host(
 ) -> None:
     profiled = Profiled(tmp_path)
     loop.fit(loop.model(), watchers=Watchers(trace=profiled.trace), accelerator="gpu")
-    assert sorted(set(steps_in(profiled.path)), key=int) == ["3", "4", "5", "6"]
+    assert sorted(set(steps_in(profiled.path)), key=int) == ["1", "2", "3", "4"]
     assert [one["by"] for one in profiled.found] == ["cpu"]
     assert "Failed to record" not in capfd.readouterr().err  # a stack of frames at every operation
 

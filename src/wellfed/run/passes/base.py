@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
@@ -42,7 +42,7 @@ from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.sync_search import find_synchronisations
-from wellfed.train.loop.trace import ProfilerTrace
+from wellfed.train.loop.trace import record_steps
 from wellfed.train.loop.training import Limits, Watchers
 
 Pruner = Callable[[int, float], "str | None"]
@@ -205,13 +205,13 @@ class RunPasses(ABC):
         live = LiveStatus(self._books, self._plan, self._config.workload.sample_unit)
         return Bar(console, live.rate, live.parts, total_steps=self._total_steps, latest=self.figures.latest)
 
-    def _trace(self) -> ProfilerTrace | None:
+    def _trace(self) -> Generator[bool] | None:
         """Returns the trace of the configured steps; None on ranks other than 0, which differ only in their data."""
         books, steps = self._books, self._config.trainer.profile_steps
         if not steps or self._rank > 0:
             return None
         profiled = partial(setattr, books.record, "profile")
-        return ProfilerTrace(books.folder / PROFILE, steps, profiled, books.journal.event)
+        return record_steps(books.folder / PROFILE, steps, profiled, books.journal.event)
 
     def _pruning(self, pruner: Pruner | None) -> Prune:
         count = 0 if pruner is None else self._books.journal.validations_written()

@@ -197,15 +197,8 @@ class Steps(pl.Callback):
         self._watchers.sanity()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        watchers, device = self._watchers, trainer.strategy.root_device
-        self.growth = MemoryGrowth(device)
-        watchers.progress.step = trainer.global_step
-        watchers.progress.enter("train")
-        watchers.on_start()
-        if watchers.bar is not None:
-            watchers.bar.begin(trainer.global_step)
-        if watchers.trace is not None:
-            watchers.trace.begin(device)
+        self.growth = MemoryGrowth(trainer.strategy.root_device)
+        self._watchers.begin(trainer.global_step)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.interrupt()
@@ -243,11 +236,11 @@ class Steps(pl.Callback):
         self._watch.is_waiting = False
         if is_within_step(trainer, batch_idx) or not self._parts:  # a batch that is None has no step
             return
-        step, watchers, trace = trainer.global_step, self._watchers, self._watchers.trace
+        step, watchers = trainer.global_step, self._watchers
         self.growth.note(step)
         latest = latest_of(trainer)
         total = latest.total if latest is not None else self._own * trainer.world_size
-        is_warmup = self._warmup_left > 0 or (trace is not None and trace.is_recording)
+        is_warmup = self._warmup_left > 0 or watchers.is_slowed
         if getattr(module, "was_disturbed", False):
             module.was_disturbed, is_warmup = False, True
         is_due = self._clock.end(
@@ -258,8 +251,8 @@ class Steps(pl.Callback):
             watchers.take_rows(self._clock.rows())
         if trainer.is_last_batch:
             self._clock.wall.switch(EPOCH_END)
-        if trace is not None:
-            trace.step_ended()
+        if watchers.trace is not None:
+            watchers.is_slowed = next(watchers.trace, False)
         if watchers.sync_search is not None:
             next(watchers.sync_search, None)
         of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import torch
@@ -18,8 +18,11 @@ from wellfed.record.entries import OnEvent, ProfileEntry
 _LOG = logging.getLogger(__name__)
 
 
-class ProfilerTrace:
-    """Recording of ``steps`` steps after the warm-up. The trace is written after the last one, or at the run's end.
+def record_steps(
+    path: Path, steps: int, on_profiled: Callable[[ProfileEntry], None], on_event: OnEvent
+) -> Generator[bool]:
+    """Records ``steps`` steps after the warm-up. Call ``next`` at the end of each step; it returns whether the next step
+    is slowed by the recording. The trace is written after the last recorded step, or by ``close``.
 
     A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
     to their time.
@@ -27,61 +30,42 @@ class ProfilerTrace:
     Args:
         on_profiled: called once with the figures of the recorded steps, if there are any.
     """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto, torch's recorder, prints each start and stop to stderr
+    activities, num_recorded = {ProfilerActivity.CPU}, 0
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # torch prints frames where its build can't record a card
+        activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
 
-    def __init__(
-        self, path: Path, steps: int, on_profiled: Callable[[ProfileEntry], None], on_event: OnEvent
-    ) -> None:
-        self._path, self._last = path, WARMUP_STEPS + steps
-        self._on_profiled, self._on_event = on_profiled, on_event
-        self._num_ended = 0
-        self._profiler: profile | None = None
-
-    def begin(self, device: torch.device) -> None:
-        """Begins to count steps."""
-        # Kineto, torch's recorder, prints each start and stop to stderr.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        when = schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self._last - WARMUP_STEPS, repeat=1)
-        activities = {ProfilerActivity.CPU}
-        if device.type == "cuda":  # torch prints frames where its build can't record a card
-            activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
-        self._profiler = profile(activities=activities, schedule=when, on_trace_ready=self._write)
-        self._profiler.start()
-
-    @property
-    def is_recording(self) -> bool:
-        """Returns whether the step that runs is no measure: it is recorded, or the trace was written before it."""
-        return WARMUP_STEPS <= self._num_ended <= self._last
-
-    def step_ended(self) -> None:
-        """Counts a step, and writes the trace after the last one."""
-        self._num_ended += 1
-        if self._profiler is None:
-            return
-        if torch.cuda.is_initialized() and self._num_ended in (WARMUP_STEPS, self._last):  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # the device is idle before the first step and after the last
-        if self._num_ended == self._last:
-            self.close()
-        else:
-            self._profiler.step()
-
-    def close(self) -> None:
-        """Stops recording, and writes what there is. A profiler that still records when Python ends kills the process
-        by a signal."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
-            return
-        if self._num_ended <= WARMUP_STEPS:
-            _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
-        try:
-            profiler.stop()
-        except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
-            _LOG.warning("The steps could not be profiled: %s", reason_of(error))
-            self._on_event("profile_failed", message=reason_of(error))
-
-    def _write(self, profiler: profile) -> None:
-        if self._num_ended > WARMUP_STEPS:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self._path))
+    def write(profiler: profile) -> None:
+        if num_recorded:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(path))
             events = profiler.events()  # type: ignore[no-untyped-call]
-            if (found := figures(events, self._num_ended - WARMUP_STEPS)) is not None:
-                self._on_profiled(found)
+            if (found := figures(events, num_recorded)) is not None:
+                on_profiled(found)
+
+    try:
+        for _ in range(WARMUP_STEPS - 2):
+            yield False
+        # A profiler that still records when Python ends kills the process by a signal.
+        with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=steps), on_trace_ready=write) as it:
+            yield False
+            _wait()
+            for _ in range(steps):
+                it.step()
+                yield True
+                num_recorded += 1
+            _wait()
+        yield True  # writing the trace took time, too
+    except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
+        _LOG.warning("The steps could not be profiled: %s", reason_of(error))
+        on_event("profile_failed", message=reason_of(error))
+    finally:
+        if not num_recorded:
+            _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
+
+
+def _wait() -> None:
+    """Waits until the device is idle, before the first recorded step and after the last."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

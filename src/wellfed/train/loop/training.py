@@ -35,7 +35,6 @@ from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.schedule import Rates, ScheduledRates, nobody_logs
 from wellfed.train.loop.state import load_state, state_of
-from wellfed.train.loop.trace import ProfilerTrace
 from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.train.step.train_step import TrainStep
 
@@ -69,7 +68,9 @@ class Watchers:
     """Takes rows of the step clock."""
     progress: Progress = field(default_factory=Progress)
     bar: Bar | None = None
-    trace: ProfilerTrace | None = None
+    trace: Generator[bool] | None = None
+    is_slowed: bool = False
+    """The trace slows the next step, whose time does not count."""
     sync_search: Generator[None] | None = None
     sanity: Callable[[], None] = lambda: None
     """Tries the evaluations before the first step of a training that is not resumed."""
@@ -82,6 +83,14 @@ class Watchers:
     """Called on each rank before a checkpoint is written."""
     is_measured: Callable[[int], bool] | None = None
     """Returns whether a timed training has enough steps."""
+
+    def begin(self, step: int) -> None:
+        """Begins a training that goes on after a step."""
+        self.progress.step = step
+        self.progress.enter("train")
+        self.on_start()
+        if self.bar is not None:
+            self.bar.begin(step)
 
     def close(self) -> None:
         """Ends what shows or records the steps."""
@@ -214,20 +223,14 @@ class Training:
         return drawn
 
     def _begin(self) -> None:
-        watchers, number = self.watchers, self.number
+        number = self.number
         if self.checkpoints is not None and not self.is_trusted:
             check(state_of(self))  # before training, instead of at the first checkpoint
         if number == 0:
-            watchers.sanity()
+            self.watchers.sanity()
         if rank := self._place.rank:
             generators.seed_all(seed_from(self.model.options.seed, rank, number))
-        if watchers.trace is not None:
-            watchers.trace.begin(self.model.device)
-        watchers.progress.step = number
-        watchers.progress.enter("train")
-        watchers.on_start()
-        if watchers.bar is not None:
-            watchers.bar.begin(number)
+        self.watchers.begin(number)
 
     def _end(self) -> None:
         if self.model.device.type == "cuda":
@@ -295,10 +298,10 @@ class Training:
     def _count(self, delivery: Delivery, is_last: bool) -> None:
         """Counts a step: on the clock, in the record, in the figures and on the screen."""
         number, step, passes, watchers = self.number, self.step, self.step.passes, self.watchers
-        samples, trace, figures, wall = delivery.total, watchers.trace, self.figures, self._wall
+        samples, figures, wall = delivery.total, self.figures, self._wall
         if not delivery.is_padding and passes.samples != delivery.size:  # as the model counts them
             samples = passes.samples * self._place.size
-        is_warmup = self._warmup_left > 0 or step.was_disturbed or (trace is not None and trace.is_recording)
+        is_warmup = self._warmup_left > 0 or step.was_disturbed or watchers.is_slowed
         step.was_disturbed = False
         self._warmup_left -= 1
         if self.clock.end(
@@ -311,8 +314,8 @@ class Training:
             watchers.take_rows(self.clock.rows())
         if is_last:
             wall.switch(EPOCH_END)
-        if trace is not None:
-            trace.step_ended()
+        if watchers.trace is not None:
+            watchers.is_slowed = next(watchers.trace, False)
         if watchers.sync_search is not None:
             next(watchers.sync_search, None)
         part = 0.0 if self._steps_per_epoch is None else (delivery.index + 1) / self._steps_per_epoch
