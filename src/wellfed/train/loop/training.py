@@ -33,8 +33,8 @@ from wellfed.train.loop.callbacks import Callback
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
-from wellfed.train.loop.schedule import Rates, ScheduledRates, nobody_logs
 from wellfed.train.loop.state import load_state, state_of
+from wellfed.train.plain_model.scheduling import Rates, ScheduledRates, nobody_logs
 from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.train.step.train_step import TrainStep
 
