@@ -153,5 +153,3 @@ def test_so_they_are_where_it_fails() -> None:
     assert generators() == drawn
     assert placed.micro.size == 32
     assert events == []
-
-

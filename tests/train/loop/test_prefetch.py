@@ -34,7 +34,9 @@ class Sometimes:
 def test_every_batch_comes_once_and_in_order(ahead: int, fails: set[int]) -> None:
     loader = tiny.loader(batch_size=7)
     expected = [delivery.batch["x"].tolist() for delivery in tiny.loader(batch_size=7)]
-    prefetcher = DevicePrefetcher(loader, CPU, ahead, move=Sometimes(fails), no_room=lambda error: oom.classify(error) is not None)
+    prefetcher = DevicePrefetcher(
+        loader, CPU, ahead, move=Sometimes(fails), no_room=lambda error: oom.classify(error) is not None
+    )
     for _ in range(2):
         found = [delivery.batch["x"].tolist() for delivery in prefetcher]
         assert len(found) == len(expected) == 10

@@ -45,9 +45,9 @@ class Bar:
         self._latest, self._total = latest, total_steps
         self._screen: Live | None = None
         self._progress: Progress
-        self._look_at_s = self._began_s = 0.0
+        self._began_s = self._every_s = 0.0
         self._first = 0
-        self._line_at_s = math.inf  # no line before training
+        self._due_s = math.inf  # nothing is shown before training
 
     def begin(self, step: int) -> None:
         """Opens the bar of a training that goes on after a step."""
@@ -55,7 +55,7 @@ class Bar:
         if self._console.quiet:
             return
         if not self._console.is_terminal:
-            self._line_at_s = self._began_s + LINE_S
+            self._every_s, self._due_s = LINE_S, self._began_s + LINE_S
             return
         from rich import progress
         from rich.live import Live
@@ -68,20 +68,21 @@ class Bar:
         self._progress.add_task("training", total=self._total, completed=step)
         self._screen = Live(console=self._console, auto_refresh=False, transient=True)
         self._screen.start()
+        self._every_s, self._due_s = REDRAW_S, 0.0
         self._console.show_cursor(True)  # the shell keeps its cursor even if this process is killed
 
     def close(self) -> None:
         """Removes the bar."""
-        screen, self._screen = self._screen, None
+        screen, self._screen, self._due_s = self._screen, None, math.inf
         if screen is not None:
             screen.stop()
 
     def look(self, what: str, step: int) -> None:
         """Draws the bar, or prints a line, if one is due. ``what``: training, or validating."""
         now_s = self._clock()
-        if now_s < self._look_at_s or (self._screen is None and now_s < self._line_at_s):
+        if now_s < self._due_s:
             return
-        self._look_at_s, self._line_at_s = now_s + REDRAW_S, now_s + LINE_S
+        self._due_s = now_s + self._every_s
         figures, live = list(map(Text, self._figures())), self._live()
         if self._screen is not None:
             self._progress.update(self._progress.task_ids[0], description=what, completed=step)

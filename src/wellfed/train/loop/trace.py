@@ -21,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 def record_steps(
     path: Path, steps: int, on_profiled: Callable[[ProfileEntry], None], on_event: OnEvent
 ) -> Generator[bool]:
-    """Records ``steps`` steps after the warm-up. Call ``next`` at the end of each step; it returns whether the next step
-    is slowed by the recording. The trace is written after the last recorded step, or by ``close``.
+    """Records ``steps`` steps after the warm-up. Call ``next`` at the end of each step; it returns whether the next
+    step is slowed by the recording. The trace is written after the last recorded step, or by ``close``.
 
     A failed step is in the trace, but not in the figures. A validation or checkpoint between two recorded steps counts
     to their time.
@@ -48,7 +48,9 @@ def record_steps(
         for _ in range(WARMUP_STEPS - 2):
             yield False
         # A profiler that still records when Python ends kills the process by a signal.
-        with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=steps), on_trace_ready=write) as it:
+        with profile(
+            activities=activities, schedule=schedule(wait=0, warmup=1, active=steps), on_trace_ready=write
+        ) as it:
             yield False
             _wait()
             for _ in range(steps):
