@@ -37,7 +37,7 @@ from wellfed.run.ranks.coordination import OtherRanks
 from wellfed.run.ranks.rank_figures import RankFigures
 from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.ceiling import CEILING_BATCHES
-from wellfed.train.loop.checkpoint_files import BEST
+from wellfed.train.loop.checkpoint_files import BEST, LAST
 from wellfed.train.loop.checkpoints import Checkpoints
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.place import Place
@@ -302,8 +302,8 @@ class RunPasses(ABC):
 
     def check_saved(self) -> None:
         """Raises a LastSaveFailed if the final or the best weights could not be saved."""
-        for failure in self._checkpoints.failures.values():
-            raise failure
+        if failures := self._checkpoints.failures:
+            raise failures.get(LAST) or failures[BEST]
 
     def check_fits(self, where: str, state: Mapping[str, Any]) -> None:
         """Raises a ConfigError that names the first weights of a checkpoint that don't fit this model."""
