@@ -5,9 +5,7 @@ import pickle
 from collections import Counter, OrderedDict, defaultdict, deque
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -53,9 +51,6 @@ VALUES = {
     "day": date(2026, 1, 2),
     "time": time(3, 4),
     "span": timedelta(3, 4),
-    "decimal": Decimal("1.10"),
-    "fraction": Fraction(1, 3),
-    "range": range(1, 9, 2),
     "counted": Counter("aab"),
     "set": {1, "a"},
     "frozen": frozenset({1, 2}),
@@ -89,7 +84,6 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
     assert str(found) == str(content)
     assert type(found["state_dict"]) is OrderedDict
     assert found["state_dict"]._metadata == net.state_dict()._metadata  # BatchNorm's version among it
-    assert kept({"view": MappingProxyType({"x": 1})}, tmp_path / "b.ckpt") == {"view": {"x": 1}}
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5]).state_dict()
     assert kept({"steps": steps}, tmp_path / "c.ckpt") == {"steps": steps}  # its milestones are a Counter
@@ -101,6 +95,7 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
         (Thing(), f"{__name__}.Thing"),
         ({"inner": [1, Thing()]}, f"{__name__}.Thing"),
         (Thing, "type"),
+        (Decimal("1.10"), "decimal.Decimal"),
         ({Thing: 1}, "type"),
         (lambda: 0, "function"),
         (defaultdict(lambda: 0), "function"),
@@ -131,8 +126,12 @@ def test_hyperparameters_that_are_objects_are_left_out() -> None:
     check(content)
     found, left_out = readable(content)
     assert found == {"hyper_parameters": {"a": 1, "path": "a"}, "datamodule_hyper_parameters": {}}
-    assert left_out[0] == f"hyper_parameters.net ({__name__}.Thing)"
-    assert len(left_out) == 4
+    assert left_out == [
+        "hyper_parameters.net",
+        "hyper_parameters.layers",
+        "hparams_type",
+        "datamodule_hyper_parameters.x",
+    ]
 
 
 class Called:

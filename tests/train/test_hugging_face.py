@@ -186,4 +186,3 @@ def test_a_batch_with_more_than_the_model_takes_is_trained_on() -> None:
     whole = batch(model)
     more = {**whole, "text": ["a"] * ROWS, "idx": torch.arange(ROWS)}
     assert torch.equal(from_transformers(model).loss(more).loss, from_transformers(model).loss(whole).loss)
-    assert from_transformers(model, remove_unused_columns=False).collating(None) is None

@@ -30,17 +30,15 @@ IGNORED = -100
 """Label of entries without a target, everywhere in transformers except segmentation."""
 
 
-def from_transformers(
-    model: nn.Module, *, weight: Weight | None = None, remove_unused_columns: bool = True
-) -> TransformersModel:
+def from_transformers(model: nn.Module, *, weight: Weight | None = None) -> TransformersModel:
     """Returns a model whose ``loss(batch)`` passes the batch's entries to ``model`` and returns its loss.
+
+    Columns that the model's ``forward`` does not name are dropped, as the Trainer of transformers does by default.
 
     Args:
         model: a model of transformers, also with adapters of peft.
         weight: entries that the loss is a mean over: rows, tokens with a label, or these without the first of each row.
             None = the usual weight of its class.
-        remove_unused_columns: True drops columns that the model's ``forward`` does not name, as the Trainer of
-            transformers does. False passes all columns to collator and model.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -51,41 +49,36 @@ def from_transformers(
     if isinstance(model, str):
         way_out = f"Make it in a function that workload.model names: transformers.{model}.from_pretrained(folder)."
         raise ConfigError.of(f"workload.model.model={model}", "is the name of a model, not a model.", way_out)
-    return TransformersModel(model, weight, remove_unused_columns=remove_unused_columns)
+    return TransformersModel(model, weight)
 
 
 class TransformersModel(nn.Module):
     """A model of transformers or peft, with ``loss`` and ``loss_weight``."""
 
-    def __init__(self, model: nn.Module, weight: Weight | None = None, *, remove_unused_columns: bool = True) -> None:
+    def __init__(self, model: nn.Module, weight: Weight | None = None) -> None:
         super().__init__()
         self.model = model
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-        taken = inspect.signature(base.forward).parameters
-        self._columns = frozenset((*taken, *_LABELS)) if remove_unused_columns else None
+        self._columns = frozenset((*inspect.signature(base.forward).parameters, *_LABELS))
         self._weight: Weight = weight or _weight_of(base)
         is_segmentation = getattr(base, "loss_type", None) == "ForSemanticSegmentation"
         self._ignored: int = getattr(base.config, "semantic_loss_ignore_index", 255) if is_segmentation else IGNORED
 
     def forward(self, batch: Batch) -> Any:
         """Returns the model's output for a batch, a mapping of its arguments."""
-        return self.model(
-            **{key: value for key, value in batch.items() if self._columns is None or key in self._columns}
-        )
+        return self.model(**{key: value for key, value in batch.items() if key in self._columns})
 
-    def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch] | None:
+    def collating(self, collate: Callable[[list[Any]], Batch] | None) -> Callable[[list[Any]], Batch]:
         """Returns a collator that drops columns that the model does not take."""
-        return collate if self._columns is None else partial(_collated, self._columns, collate or default_collate)
+        return partial(_collated, self._columns, collate or default_collate)
 
     def loss(self, batch: Batch) -> LossOutput:
         """Returns the model's loss, with logits and labels for metrics if each logit has a label."""
         output = self(batch)
         if getattr(output, "loss", None) is None:
-            found = ", ".join(batch)
-            raise DataError(
-                f"{type(self.model).__name__} gives no loss for a batch of {found}. Add labels to the samples, or let "
-                "the collator make them (DataCollatorForLanguageModeling)."
-            )
+            problem = f"{type(self.model).__name__} gives no loss for a batch of {', '.join(batch)}."
+            way_out = "Add labels to the samples, or let the collator make them (DataCollatorForLanguageModeling)."
+            raise DataError(f"{problem} {way_out}")
         predictions, targets = getattr(output, "logits", None), batch.get("labels")
         if self._weight == "next_tokens" and isinstance(predictions, Tensor) and targets is not None:
             predictions, targets = predictions[:, :-1], targets[:, 1:]

@@ -27,8 +27,7 @@ from wellfed.errors import RestartNeeded
 from wellfed.train.memory import oom
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.plain_model.evaluating import Evaluating
-from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -327,4 +326,4 @@ def test_a_step_of_the_optimizer_needs_the_last_checkpoint(precision: str) -> No
     step = 11 if precision == "16-mixed" else 8  # the scaler has left out three steps by then
     with pytest.raises(RestartNeeded, match=f"in the optimizer's step {step},") as caught:
         trained(Place("optimizer", since=8), precision, CPU)
-    assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")
+    assert (caught.value.changes, caught.value.kind) == ({"memory.micro_batch": 8}, "device_oom")

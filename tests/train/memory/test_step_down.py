@@ -1,5 +1,3 @@
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,19 +42,3 @@ def test_what_has_changed_can_be_typed():
     }
     tried = "micro-batches of 8 -> 4 -> 2 -> 1, then memory.checkpoint_activations=true, then memory.features=dynamic"
     assert fallbacks.tried() == tried
-
-
-@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": True}, {}])
-def test_an_optimizer_that_steps_one_weight_at_a_time_or_fused_needs_smaller_micro_batches(options):
-    fallbacks = Fallbacks(MicroBatches(4))
-    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters(), **options)
-    assert fallbacks.step_down(optimizer) == {"micro_batch": 2, "before": 4}
-
-
-def test_an_optimizer_steps_one_weight_at_a_time_before_micro_batches_get_smaller():
-    fallbacks = Fallbacks(MicroBatches(4))
-    optimizer = torch.optim.Adam(torch.nn.Linear(2, 2).parameters(), foreach=True)
-    assert fallbacks.step_down(optimizer) == {"change": "workload.optimizer.foreach=false"}
-    assert fallbacks.changes() == {"workload.optimizer.foreach": False}
-    assert fallbacks.step_down(optimizer) == {"micro_batch": 2, "before": 4}
-    assert fallbacks.tried() == "micro-batches of 4 -> 2, then workload.optimizer.foreach=false"

@@ -50,7 +50,7 @@ def test_buffers_are_put_back_after_any_number_of_steps(steps: int) -> None:
     before = state(model)
     for _ in range(2):  # it may fail more than once
         model.change(100)
-        start.restore()
+        start.restore(repeats=True)
         after = state(model)
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -60,13 +60,13 @@ def test_a_first_step_that_is_repeated_leaves_no_copy_of_what_stays() -> None:
     start = StepStart(model, CPU)
     start.take()
     model.change(1)
-    start.restore()
+    start.restore(repeats=True)
     model.change(1)
     start.take()
     before = state(model)
-    assert {name for (_, name), (_, _, copy) in start._saved.items() if copy is None} == {"constant"}
+    assert {name for _, name in start._constant or ()} == {"constant"}
     model.change(1)
-    start.restore()
+    start.restore(repeats=True)
     assert torch.equal(model.uncounted, before["uncounted"])
 
 
@@ -78,7 +78,19 @@ def test_a_first_copy_that_runs_out_of_memory_decides_nothing() -> None:
         start.take()
     start._buffers.pop()
     start.take()
-    assert start._saved[model, "uncounted"][2] is not None
+    assert start._constant is None
+
+
+def test_a_first_step_that_is_left_out_decides_nothing() -> None:
+    model = Buffers()
+    start = StepStart(model, CPU)
+    for _ in range(2):
+        start.take()
+        model.change(1)
+        start.restore(repeats=False)
+    start.take()
+    assert start._constant is None
+    assert torch.equal(model.uncounted, torch.zeros(LARGE))
 
 
 def test_a_large_buffer_that_stays_as_it_is_has_no_copy() -> None:
@@ -87,13 +99,11 @@ def test_a_large_buffer_that_stays_as_it_is_has_no_copy() -> None:
     for _ in range(3):
         start.take()
         model.change(1)
-    copies = {name for (_, name), (_, _, copy) in start._saved.items() if copy is not None}
-    assert copies == {"running_mean", "running_var", "num_batches_tracked", "small", "counted", "uncounted", "replaced"}
+    assert {name for _, name in start._constant or ()} == {"constant"}
+    assert [copy is None for _, name, _, _, copy in start._saved if name == "constant"] == [True]
     model.constant += 1
-    start.take()
-    model.constant += 1
-    start.restore()
-    assert model.constant[0] == 1
+    with pytest.raises(ModelError, match=r"changed the buffer Buffers\.constant, which is over 1 MiB"):
+        start.restore(repeats=True)
 
 
 def test_a_large_buffer_without_a_copy_is_not_taken_for_restored() -> None:
@@ -102,11 +112,11 @@ def test_a_large_buffer_without_a_copy_is_not_taken_for_restored() -> None:
     for _ in range(3):
         start.take()
     model.constant = model.constant + 1
-    start.restore()
+    start.restore(repeats=True)
     assert model.constant[0] == 0, "the old tensor is put back"
     model.constant += 1
     with pytest.raises(ModelError, match=r"changed the buffer Buffers\.constant, which is over 1 MiB"):
-        start.restore()
+        start.restore(repeats=True)
 
 
 def drawn() -> tuple[float, float, float]:
@@ -127,7 +137,7 @@ def test_torchs_generator_goes_back_to_the_start_of_a_step() -> None:
     for _ in range(2):
         start.take()
         expected = torch.rand(3)
-        start.restore()
+        start.restore(repeats=True)
         assert torch.equal(torch.rand(3), expected)
 
 

@@ -57,7 +57,7 @@ def test_the_pass_begins_again_in_halves_and_counts_each_sample_once(add_first: 
 
 
 def test_one_sample_that_does_not_fit() -> None:
-    with pytest.raises(OutOfMemoryExhausted, match="in the val split with one sample"):
+    with pytest.raises(OutOfMemoryExhausted, match="in the val split with 1 sample at a time"):
         validated(Mae(above=0))
 
 

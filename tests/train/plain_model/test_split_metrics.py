@@ -99,22 +99,50 @@ class Named(nn.Module):
         return LossOutput(batch["x"].mean(), predictions=given)
 
 
-def of_many_kinds() -> Any:
-    """Returns metrics with states of all kinds: sums, lists of tensors, lists that are not reduced, means."""
+def test_predictions_may_have_names() -> None:
     import torchmetrics
 
-    auroc, mrr = torchmetrics.classification.BinaryAUROC(), torchmetrics.retrieval.RetrievalMRR()
-    return torchmetrics.MetricCollection({"auroc": auroc, "mrr": mrr})
+    made = torchmetrics.retrieval.RetrievalMRR
+    found = [seen(SplitMetrics(Named(), made()), cuts).compute() for cuts in ([0, 70], [0, 32, 64, 70])]
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert set(found[0]) == {"RetrievalMRR", "loss"}
 
 
-@pytest.mark.parametrize(("made", "net"), [(of_many_kinds, Named), (collection, Classes)])
+def test_a_metric_that_is_no_number_is_refused(model: Classes) -> None:
+    import torchmetrics
+
+    metrics = seen(SplitMetrics(model, None, torchmetrics.classification.MulticlassConfusionMatrix(CLASSES)), [0, 70])
+    with pytest.raises(ConfigError, match=r"MulticlassConfusionMatrix is no number but of shape \[3, 3\]"):
+        metrics.compute()
+
+
+class Added:
+    """An evaluation whose ranks can be merged."""
+
+    best_metric, best_mode = "total", "min"
+
+    def reset(self) -> None:
+        self.total = 0.0
+
+    def update(self, model: Any, batch: Any, *features: Any) -> None:
+        self.total += float(batch["x"].sum())
+
+    def compute(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def state(self) -> float:
+        return self.total
+
+    def merge(self, states: list[float]) -> None:
+        self.total = sum(states)
+
+
 @pytest.mark.parametrize("cuts", [[0, 32, 64, 70], [0, 70]])
-def test_ranks_together_have_the_result_of_one(made: Any, net: Any, cuts: list[int]) -> None:
-    torch.manual_seed(1)
-    model = net()
-    whole = seen(SplitMetrics(model, made()), cuts).compute()
-    ranks = [SplitMetrics(model, made()) for _ in range(2)]
+def test_ranks_together_have_the_result_of_one(model: Classes, cuts: list[int]) -> None:
+    whole = seen(SplitMetrics(model, Added()), cuts).compute()
+    ranks = [SplitMetrics(model, Added()) for _ in range(2)]
     for rank, metrics in enumerate(ranks):
+        metrics.reset()
         for start, stop in list(itertools.pairwise(cuts))[rank::2]:
             with torch.no_grad():
                 metrics.update(batch(start, stop), stop - start, None)
@@ -159,5 +187,6 @@ def test_a_split_of_another_kind_has_no_loss_if_its_evaluation_says_so(model: Cl
 
 
 def test_which_can_be_shared() -> None:
-    assert can_be_shared(collection())
+    assert can_be_shared(Added())
+    assert not can_be_shared(collection())
     assert not can_be_shared(Evaluated())

@@ -36,7 +36,7 @@ from wellfed.train.memory.breakdown import way_out
 from wellfed.train.memory.oom import MemoryFailure, classify
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.memory.step_start import put_back
-from wellfed.train.step.loss_faults import add_context_of_module
+from wellfed.train.step.loss_faults import add_context
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 
@@ -187,7 +187,7 @@ class GuestPasses(RunPasses):
             # With several ranks the others would wait in the step for the failed one.
             may_restart = self._may_adapt and self._config.memory.on_oom is OnOom.retry and self._num_ranks == 1
             if failure is None or not may_restart:
-                add_context_of_module(error, self.module)
+                add_context(error, self.module)
                 raise
         finally:
             self.close()

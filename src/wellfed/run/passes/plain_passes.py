@@ -50,7 +50,7 @@ class PlainPasses(RunPasses):
         data = self._objects.data
         # Each rank reads the whole of a user's loader.
         is_shareable = self._num_ranks > 1 and all(loader_of(data, split) is None for split in ("val", "test"))
-        return is_shareable and can_be_shared(data.evaluation)
+        return is_shareable and self._config.workload.metrics is None and can_be_shared(data.evaluation)
 
     def _placed_model(self) -> PlacedModel:
         config, objects, plan = self._config, self._objects, self._plan
@@ -63,7 +63,6 @@ class PlainPasses(RunPasses):
             on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
             halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry,
             may_adapt=self._may_adapt,
-            batches_ahead=plan.loader.device_prefetch,
             on_nan=config.trainer.on_nan.value,
             shares_evaluation=self._shares_evaluation,
         )

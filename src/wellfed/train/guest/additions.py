@@ -61,7 +61,7 @@ class SkipsNonFinite(pl.Callback):
             self._sum = self._sum + torch.where(gradients, 0.0, torch.nan)
         if trainer.strategy.reduce_boolean_decision(math.isfinite(self._sum), all=True):
             return
-        self._start.restore_buffers()
+        self._start.restore(repeats=False)
         for weight in weights:
             weight.grad = None  # an optimizer skips weights without a gradient
         self._on_event("nan", step=trainer.global_step + 1, action="skip")

@@ -20,13 +20,12 @@ from wellfed.observe.timing.step_clock import StepClock
 from wellfed.record.entries import OnEvent
 from wellfed.train.loop.place import Place, Whole
 from wellfed.train.memory import oom
-from wellfed.train.memory.checkpointing import checkpoint_blocks, is_checkpointed
+from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import FeatureTable, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import put_back
-from wellfed.train.plain_model.evaluating import Evaluating
 from wellfed.train.plain_model.scheduling import Scheduling
-from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
 from wellfed.train.step.compiled import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -110,7 +109,7 @@ class PlacedModel:
             self._features.hold(self.model, self.device, partial(self.on_event, step=step))
 
     def _checkpoint_activations(self) -> bool:
-        if self.options.compile_mode != "none" or is_checkpointed(self.model):
+        if self.options.compile_mode != "none":
             return False  # a compiled step would ignore it
         return checkpoint_blocks(self.model) > 0
 

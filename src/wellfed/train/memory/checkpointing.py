@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 LEAST_WEIGHTS = 100_000
@@ -27,47 +27,39 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Makes every block recompute its activations in the backward pass; returns the number of blocks. Results are bit
-    for bit the same. Torch restores the generator for the second pass, and `_BuffersBefore` the buffers. A compiled
-    step updates buffers once anyway, unless torch.compile breaks its graph within a block."""
-    found = list(blocks(model))
+    """Makes every block recompute its activations in the backward pass; returns the number of those that did not.
+
+    Results are bit for bit the same. Torch restores the generator for the second pass, and `_BuffersBefore` the
+    buffers. A compiled step updates buffers once anyway, unless torch.compile breaks its graph within a block.
+    """
+    found = [block for block in blocks(model) if "forward" not in vars(block)]
     for block in found:
         # A bound method instead of a closure, so that a deep copy of the model runs its own parameters.
         block.forward = types.MethodType(_recomputing, block)
     return len(found)
 
 
-def is_checkpointed(model: nn.Module) -> bool:
-    """Returns whether `checkpoint_blocks` was called for this model."""
-    return any(getattr(block.__dict__.get("forward"), "__func__", None) is _recomputing for block in blocks(model))
-
-
 class _BuffersBefore:
     """Buffers of a block before its forward pass. Within the context the block runs on copies of them, so a second pass
-    sees the same state (spectral norm) and does not update it again (statistics of BatchNorm).
-
-    One copy is held from the forward to the backward pass, and another while the block runs again. Large constant
-    tables are copied too, since a block may write to any buffer."""
+    sees the same state (spectral norm) and does not update it again (statistics of BatchNorm). All buffers are copied,
+    also large constant tables, since a block may write to any."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._copies = [
-            (module._buffers, name, buffer.clone())
-            for module in block.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        named = [(module._buffers, name) for module in block.modules() for name in module._buffers]
+        self._places: list[tuple[dict[str, Any], str]] = [one for one in named if one[0][one[1]] is not None]
+        self._copies = [buffers[name].clone() for buffers, name in self._places]
 
-    def __enter__(self) -> None:
-        # A second backward pass enters again. All are copied before the first swap, since memory may run out.
-        fresh = [(buffers, name, copy.clone()) for buffers, name, copy in self._copies]
-        self._own = [(buffers, name, buffers[name]) for buffers, name, _ in self._copies]
-        for buffers, name, copy in fresh:
-            buffers[name] = copy
+    def _swap(self, tensors: list[Tensor]) -> list[Tensor]:
+        before = [buffers[name] for buffers, name in self._places]
+        for (buffers, name), tensor in zip(self._places, tensors, strict=True):
+            buffers[name] = tensor
+        return before
+
+    def __enter__(self) -> None:  # again in each backward pass
+        self._own = self._swap([copy.clone() for copy in self._copies])
 
     def __exit__(self, *_: object) -> None:
-        for buffers, name, buffer in self._own:
-            buffers[name] = buffer
-        self._own.clear()
+        self._swap(self._own)
 
 
 def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -85,14 +77,14 @@ def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
     """Returns those of `blocks` that are large enough and share no weight."""
-    uses = _uses(model)
+
+    def uses(module: nn.Module) -> Counter[nn.Parameter]:
+        return Counter(weight for _, weight in module.named_parameters(remove_duplicate=False))
+
+    of_model = uses(model)
     return [
         block
         for block in blocks(model)
         if sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
-        and all(uses[weight] == count for weight, count in _uses(block).items())
+        and all(of_model[weight] == count for weight, count in uses(block).items())
     ]
-
-
-def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    return Counter(weight for each in module.modules() for weight in each._parameters.values() if weight is not None)

@@ -49,9 +49,7 @@ class Computed:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Runs the encoder over ``indices``."""
-        if self._features.trainable:
-            return self._features.rows(indices)
-        with torch.no_grad():
+        with torch.set_grad_enabled(self._features.trainable and torch.is_grad_enabled()):
             return self._features.rows(indices)
 
 
@@ -93,15 +91,13 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, *, bla
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
     home = device if mode == "cache" else torch.device("cpu")
-    if features.store is not None:
-        table = features.store().to(home)
-    else:
-        table = _filled(features, 1 if blank else features.num_rows, device, home)
+    table = _filled(features, device, home, blank=blank) if features.store is None else features.store().to(home)
     return DeviceTable(table, features.cut) if mode == "cache" else HostTable(table, device)
 
 
-def _filled(features: Features, num_computed: int, device: torch.device, home: torch.device) -> Tensor:
-    """Returns a table on ``home``, ``[num_rows, dim]``, whose first rows are computed on ``device``."""
+def _filled(features: Features, device: torch.device, home: torch.device, *, blank: bool) -> Tensor:
+    """Returns a table on ``home``, ``[num_rows, dim]``, whose rows are computed on ``device``."""
+    num_computed = 1 if blank else features.num_rows
     if not features.num_rows:
         raise ValueError("A workload offers features of 0 rows.")
     with torch.no_grad():
@@ -128,9 +124,9 @@ class FeatureTable:
 
     def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fills the table, unless that is done."""
-        slower = dict(pairwise(FEATURE_MODES))
+        slower = dict(pairwise(FEATURE_MODES)) if self._may_change else {}
         with in_eval_mode(model):
-            while self.source is None and self._may_change and self.mode in slower:
+            while self.source is None and self.mode in slower:
                 self.source, failure = oom.attempt(hold, self._features, self.mode, device)
                 if failure is not None:
                     on_event("oom", message=failure.message)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -26,12 +24,15 @@ class MemoryGrowth:
     """Readings of the memory in use after steps: what the allocator has given out, on a CPU the process's memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._read: Callable[[], int] = _resident_bytes
-        if device.type == "cuda":
-            self._read = partial(torch.cuda.memory_allocated, device)
+        self._device = device
         self._first: tuple[int, int] | None = None
         self._latest: deque[tuple[int, int]] = deque(maxlen=_MOST)
         """Step and bytes of the latest readings."""
+
+    def _read(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        return int(psutil.Process().memory_info().rss)
 
     def note(self, step: int) -> None:
         """Reads the memory after some of the steps; call it after each."""
@@ -41,22 +42,16 @@ class MemoryGrowth:
 
     def describe(self) -> str:
         """Returns the growth in a sentence with the way out; empty unless memory grew between all latest readings."""
-        latest = self._latest
-        if self._first is None or len(latest) < _FEWEST:
+        if self._first is None or len(self._latest) < _FEWEST:
             return ""
-        (first, first_bytes), (begin, begin_bytes), (last, last_bytes) = self._first, latest[0], latest[-1]
-        mean = (last_bytes - begin_bytes) / (last - begin)
-        slopes = [(late - early) / (end - start) for (start, early), (end, late) in pairwise(latest)]
-        is_steady = mean > 0 and min(slopes) >= _STEADY_FRAC * mean
-        if not is_steady or last_bytes - first_bytes < _SMALLEST_FRAC * last_bytes:
+        (first, first_bytes), (last, last_bytes) = self._first, self._latest[-1]
+        mean = (last_bytes - first_bytes) / (last - first)
+        slopes = [(late - early) / (end - start) for (start, early), (end, late) in pairwise(self._latest)]
+        if min(slopes) < _STEADY_FRAC * mean or last_bytes - first_bytes < _SMALLEST_FRAC * last_bytes:
             return ""
-        sizes = f"from {first_bytes / GIB:.2f} to {last_bytes / GIB:.2f} GiB"
         return (
-            f"Memory grew with every step, by {mean / MIB:.3g} MiB a step over {last - first} steps, {sizes}: "
-            "something keeps tensors of past steps, such as a list of losses or outputs that were not detached. "
-            "Keep loss.item() or loss.detach().cpu(). A smaller micro-batch would only delay it."
+            f"Memory grew with every step, by {mean / MIB:.3g} MiB a step over {last - first} steps, from "
+            f"{first_bytes / GIB:.2f} to {last_bytes / GIB:.2f} GiB: something keeps tensors of past steps, such as a "
+            "list of losses or outputs that were not detached. Keep loss.item() or loss.detach().cpu(). A smaller "
+            "micro-batch would only delay it."
         )
-
-
-def _resident_bytes() -> int:
-    return psutil.Process().memory_info().rss

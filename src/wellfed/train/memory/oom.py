@@ -15,32 +15,16 @@ from wellfed.errors import first_line
 
 Kind = Literal["device_oom", "host_oom"]
 Result = TypeVar("Result")
-_DEVICE_TEXTS = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "HIP out of memory",
-    "HIP error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
-    "CUFFT_ALLOC_FAILED",
-    "CUDA error: insufficient resources when calling `cusparse",
+_DEVICE_TEXT = re.compile(
+    r"(CUDA|HIP)( driver)?( error:)? out of memory|Cuda failure (\d+ )?'out of memory'|"  # the latter by NCCL
+    r"STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|"
+    r"CUDA error: insufficient resources when calling `cusparse"
 )
-# NCCL's last line is: Cuda failure 2 'out of memory' (https://github.com/NVIDIA/nccl, checks.h). Before 2.18 it has no
-# number.
-_NCCL_TEXT = re.compile(r"Cuda failure (\d+ )?'out of memory'")
-_HOST_TEXTS = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "unable to mmap memory: you tried to mmap",
-    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    "Error while creating shared memory segment /dev/shm/nccl-",
+_HOST_TEXT = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|unable to mmap memory: you tried to mmap|"
+    r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|Error while creating shared memory segment /dev/shm/nccl-|"
+    r"^\s*std::bad_alloc\s*$"  # the whole text, if a C++ library of torch has no memory
 )
-_HOST_TEXT_ALONE = "std::bad_alloc"
-"""Complete text if a C++ library of torch has no memory."""
-
 # "DataLoader worker process 0" is left out: it reports an error of the data's own code.
 _WORKER_LOST = re.compile(
     r"^.*(DataLoader worker \(pid|Unexpected bus error encountered in worker|unable to open shared memory|"
@@ -59,20 +43,15 @@ class MemoryFailure:
 
 def classify(error: BaseException) -> MemoryFailure | None:
     """Returns the memory failure that an exception reports; None if it reports something else."""
-    if lost_worker(error) is not None:
-        return None
-    text = str(error)
-    kind: Kind | None = None
-    if isinstance(error, torch.OutOfMemoryError):
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    kind: Kind
+    if isinstance(error, torch.OutOfMemoryError) or _DEVICE_TEXT.search(text):
         kind = "device_oom"
-    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    elif isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _HOST_TEXT.search(text):
         kind = "host_oom"
-    elif isinstance(error, RuntimeError):
-        if any(part in text for part in _DEVICE_TEXTS) or _NCCL_TEXT.search(text):
-            kind = "device_oom"
-        elif any(part in text for part in _HOST_TEXTS) or text.strip() == _HOST_TEXT_ALONE:
-            kind = "host_oom"
-    return None if kind is None else MemoryFailure(kind, first_line(error))
+    else:
+        return None
+    return MemoryFailure(kind, first_line(error))
 
 
 def lost_worker(error: BaseException) -> str | None:

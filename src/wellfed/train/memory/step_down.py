@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-
 
 class MicroBatches:
     """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least."""
@@ -40,15 +38,8 @@ class Fallbacks:
         self.micro, self._others = micro, dict(others)
         self._taken: list[str] = []
 
-    def step_down(self, optimizer: torch.optim.Optimizer | None = None) -> dict[str, object] | None:
-        """Takes the next fallback; returns the facts of the change, or None if none is left.
-
-        Args:
-            optimizer: memory ran out in its step. None = in the passes.
-        """
-        if optimizer is not None and _one_weight_at_a_time(optimizer):
-            self._taken.append("workload.optimizer.foreach=false")
-            return {"change": self._taken[-1]}
+    def step_down(self) -> dict[str, object] | None:
+        """Takes the next fallback; returns the facts of the change, or None if none is left."""
         before, smaller = self.micro.size, self.micro.step_down()
         if smaller is not None:
             return {"micro_batch": smaller, "before": before}
@@ -64,24 +55,10 @@ class Fallbacks:
         changed: dict[str, object] = {"memory.micro_batch": self.micro.size} if len(self.micro.tried) > 1 else {}
         for change in self._taken:
             knob, _, value = change.partition("=")
-            changed[knob] = {"true": True, "false": False}.get(value, value)
+            changed[knob] = True if value == "true" else value
         return changed
 
     def tried(self) -> str:
         """Returns everything tried, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
         sizes = " -> ".join(map(str, self.micro.tried))
         return ", then ".join([f"micro-batches of {sizes}", *self._taken])
-
-
-def _one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
-    """Makes the optimizer step one weight at a time; returns whether that changes anything. Slower, but needs no
-    temporaries of the size of all weights, which smaller micro-batches need too."""
-    has_changed = False
-    for group in optimizer.param_groups:
-        foreach = group.get("foreach", False)
-        if foreach is None:  # torch then decides: all at once on a GPU
-            foreach = all(weight.is_cuda for weight in group["params"])
-        if foreach and not group.get("fused"):
-            group["foreach"] = False
-            has_changed = True
-    return has_changed

@@ -14,7 +14,7 @@ from wellfed import generators
 from wellfed.errors import ModelError
 
 LARGE_BYTES = 2**20
-"""Bytes beyond which a buffer that the first step leaves unchanged is not copied again until a step changes it."""
+"""Bytes beyond which a buffer that the first step leaves unchanged has no copy."""
 
 
 def bytes_of(tensor: Tensor) -> int:
@@ -27,10 +27,9 @@ def bytes_of(tensor: Tensor) -> int:
 class StepStart:
     """Torch's random generators and buffers as they were when a step began.
 
-    Copies of all buffers would double their memory. So a buffer beyond ``LARGE_BYTES`` that the first step does not
-    change (a mask, a table) is copied again only once torch has counted a change. The step that first changes it in
-    place can't be undone. Generators of numpy and Python are left out: reading both takes 50 us, and a loss rarely
-    draws from them.
+    Copies of all buffers would double their memory. So a large one that the first step leaves unchanged (a mask, a
+    table) has no copy from then on, and a later step that changes it in place can't be undone. Generators of numpy and
+    Python are left out: reading both takes 50 us, and a loss rarely draws from them.
     """
 
     is_taken = False
@@ -39,12 +38,12 @@ class StepStart:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         named = [(module, name) for module in model.modules() for name in module._buffers]
         self._buffers = [(module, name) for module, name in named if module._buffers[name] is not None]
-        self._saved: dict[tuple[nn.Module, str], tuple[Tensor | None, int, Tensor | None]] = {}
-        """Buffer -> tensor, its version and a copy of it."""
-        self._changing: set[tuple[nn.Module, str]] = set()
-        """Large buffers that a step has changed."""
-        self._has_begun = False
-        """The first step has begun."""
+        self._saved: list[tuple[nn.Module, str, Tensor, int, Tensor | None]] = []
+        """Module and name of a buffer, its tensor, the version of that, and a copy."""
+        self._constant: set[tuple[nn.Module, str]] | None = None
+        """Buffers without a copy; None until a first step has shown them."""
+        self._is_example = False
+        """The latest step shows what steps change: it was not left out."""
         self._device = device if device.type == "cuda" else None
         self._drawn: list[Tensor] = []
         """States of torch's generators, of the CPU and of the GPU."""
@@ -53,65 +52,55 @@ class StepStart:
     def take(self) -> None:
         """Saves the start of a step. Waits for the device only before the second step."""
         self.is_taken = False  # copies may run out of memory themselves
-        if not self._has_begun:
-            self._saved.clear()
+        if self._constant is None and self._is_example:
+            self._constant = {
+                (module, name) for module, name, _, _, copy in self._saved if _is_constant(module, name, copy)
+            }
+        self._saved = []  # frees the copies
         self._drawn = [torch.default_generator.get_state()]
         if self._device is not None:
             self._drawn.append(torch.cuda.get_rng_state(self._device))
+        saved, constant = [], self._constant or ()
         for key in self._buffers:
             tensor = key[0]._buffers[key[1]]
-            before = self._saved.get(key)
-            if tensor is None or bytes_of(tensor) <= LARGE_BYTES:
-                has_copy = tensor is not None
-            else:
-                if before is not None and _is_changed(tensor, *before):
-                    self._changing.add(key)
-                has_copy = before is None or key in self._changing
-            self._saved[key] = tensor, _version(tensor), tensor.clone() if tensor is not None and has_copy else None
-        self.is_taken = self._has_begun = True
-
-    def restore(self) -> None:
-        """Restores everything to the latest `take`. Does nothing before the first, or if that has failed.
-
-        Raises:
-            ModelError: as of `restore_buffers`.
-        """
-        if self.is_taken:
-            torch.default_generator.set_state(self._drawn[0])
-            if self._device is not None:
-                torch.cuda.set_rng_state(self._drawn[1], self._device)
-            self.restore_buffers()
-            for key, (tensor, _, copy) in self._saved.items():  # the step is made again: its changes are still to come
-                self._saved[key] = tensor, _version(tensor), copy
+            if tensor is not None:
+                saved.append((*key, tensor, tensor._version, None if key in constant else tensor.clone()))
+        self._saved, self.is_taken, self._is_example = saved, True, True
 
     @torch.no_grad()
-    def restore_buffers(self) -> None:
-        """Restores buffers to the latest `take`.
+    def restore(self, *, repeats: bool) -> None:
+        """Restores buffers to the latest `take`, and generators if the step is repeated.
+
+        Does nothing before the first `take`, or if that has failed.
 
         Raises:
             ModelError: the step has changed a large buffer that has no copy.
         """
-        for (module, name), (tensor, version, copy) in self._saved.items():
+        if not self.is_taken:
+            return
+        if repeats:
+            torch.default_generator.set_state(self._drawn[0])
+            if self._device is not None:
+                torch.cuda.set_rng_state(self._drawn[1], self._device)
+        for module, name, tensor, version, copy in self._saved:
             module._buffers[name] = tensor
-            if tensor is not None and copy is not None:
+            if copy is not None:
                 tensor.copy_(copy)
-            elif _version(tensor) != version:
-                where = f"{type(module).__name__}.{name}"
+            elif tensor._version != version:
                 raise ModelError(
-                    f"The step can't be undone: it changed the buffer {where}, which is over 1 MiB and has no copy, "
-                    "since the first step left it unchanged. Assign a new tensor instead of changing it in place."
+                    f"The step can't be undone: it changed the buffer {type(module).__name__}.{name}, which is over 1 "
+                    "MiB and has no copy, since the first step left it unchanged. Assign a new tensor instead of "
+                    "changing it in place."
                 )
+        self._is_example = repeats
 
 
-def _version(tensor: Tensor | None) -> int:
-    return -1 if tensor is None else tensor._version
-
-
-def _is_changed(tensor: Tensor, before: Tensor | None, version: int, copy: Tensor | None) -> bool:
-    """Returns whether a step has changed a buffer, also through ``.data``, which torch does not count."""
-    if before is not tensor or tensor._version != version:
-        return True
-    return copy is not None and tensor.layout is torch.strided and not torch.equal(tensor, copy)
+def _is_constant(module: nn.Module, name: str, before: Tensor | None) -> bool:
+    """Returns whether a large buffer is as it was before. Sparse ones are taken to be: torch can't compare them."""
+    now = module._buffers[name]
+    if now is None or before is None or bytes_of(now) <= LARGE_BYTES:
+        return False
+    return now.layout is not torch.strided or torch.equal(now, before)
 
 
 @contextmanager
@@ -132,7 +121,7 @@ def put_back(module: nn.Module, device: torch.device | None = None, *, only_buff
         module.zero_grad()
         with torch.no_grad():
             for name, value in chain(module.named_parameters(), module.named_buffers()):
-                if name in before and not is_lazy(value) and before[name].shape == value.shape:
+                if name in before and before[name].shape == value.shape:
                     value.copy_(before[name])
         for part, mode in modes:
             part.training = mode

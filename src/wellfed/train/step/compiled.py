@@ -64,7 +64,7 @@ class Loss(Compiled):
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             given = super().__call__(batch)
         except Exception as error:
-            add_context(error, self._name, batch, self._model)
+            add_context(error, self._model, batch)
             raise
         return output_of(given, self._name, needs_gradient=self._needs_gradient)
 

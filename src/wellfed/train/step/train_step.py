@@ -38,8 +38,6 @@ class StepOptions:
     """raise: out-of-memory errors are not handled. fail: the first ends training, with advice. retry: needs less."""
     may_adapt: bool = True
     """False: the first out-of-memory error ends training, even with ``retry``."""
-    batches_ahead: int = 0
-    """Number of batches copied to the device ahead of the step, for messages about memory."""
     seed: int = 0
     feature_mode: FeatureModeName | None = None
     compile_mode: str = "none"
@@ -114,7 +112,8 @@ class TrainStep:
             return self._changed_nothing()
         _, failure = self._attempt(self._update, loss)
         if failure is not None:
-            raise self._restart(self._take_less(failure, in_optimizer=True), failure)
+            message = self._take_less(failure, f" in the optimizer's step {self.number},")
+            raise RestartNeeded(message, self._fallbacks.changes(), failure.kind)
         self.totals.commit()
         self._growth.note(self.number)
         if self.passes.loss.has_compiled:
@@ -153,17 +152,15 @@ class TrainStep:
     def _go_back(self, failure: oom.MemoryFailure) -> None:
         """Takes the next fallback, and goes back to the start of the step."""
         message = self._take_less(failure)
-        if self._start is None or not self._repeats:
-            raise self._restart(message, failure)
-        try:
-            self._start.restore()
-        except ModelError as error:
-            raise self._restart(f"{message} {error}", failure) from error
+        if self._start is not None and self._repeats:
+            try:
+                self._start.restore(repeats=True)
+                return
+            except ModelError as error:
+                message += f" {error}"
+        raise RestartNeeded(message, self._fallbacks.changes(), failure.kind)
 
-    def _restart(self, message: str, failure: oom.MemoryFailure) -> RestartNeeded:
-        return RestartNeeded(message, self._fallbacks.changes(), failure.kind)
-
-    def _take_less(self, failure: oom.MemoryFailure, *, in_optimizer: bool = False) -> str:
+    def _take_less(self, failure: oom.MemoryFailure, where: str = "") -> str:
         """Frees what a failed attempt has left, and takes the next fallback; returns the failure in a sentence.
 
         Raises:
@@ -175,21 +172,17 @@ class TrainStep:
         oom.release()
         self._on_event("oom", step=self.number, message=failure.message)
         rank = f" on rank {passes.ranks.number}" if passes.ranks.size > 1 else ""
-        where = f" in the optimizer's step {self.number}," if in_optimizer else ""
         ran_out = f"Out of memory{rank}{where} with {fallbacks.tried()}: {failure.message}"
-        changed = fallbacks.step_down(self._optimizer if in_optimizer else None) if self._adapts and not grown else None
-        if changed is not None:
-            self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
-            self.was_disturbed = True
-            return ran_out
         if grown:
             raise OutOfMemoryExhausted(f"{grown} {ran_out}", failure.kind)
-        ahead, precision = self._options.batches_ahead, passes.precision.name
-        others = [f"loader.device_prefetch=0 ({ahead} batches less)"] if ahead else []
-        advice = way_out(
-            failure.kind, passes.model, [self._optimizer], passes.features(), precision=precision, others=others
-        )
-        raise OutOfMemoryExhausted(f"{ran_out} {advice}", failure.kind)
+        changed = fallbacks.step_down() if self._adapts else None
+        if changed is None:
+            precision, features = passes.precision.name, passes.features()
+            advice = way_out(failure.kind, passes.model, [self._optimizer], features, precision=precision)
+            raise OutOfMemoryExhausted(f"{ran_out} {advice}", failure.kind)
+        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.number, **changed)
+        self.was_disturbed = True
+        return ran_out
 
     # -- steps that are left out --------------------------------------------------------------------------------------
 
@@ -204,7 +197,7 @@ class TrainStep:
     def _leave_out(self) -> None:
         """Keeps a step with a non-finite loss or gradient from changing weights and buffers."""
         assert self._start is not None
-        self._start.restore_buffers()
+        self._start.restore(repeats=False)
         for weight in self.passes.trained:
             if self.passes.precision.scaler is not None and weight.grad is not None:
                 weight.grad.fill_(float("nan"))  # a scaler skips such a step, and fails without gradients
@@ -233,7 +226,7 @@ def _check_closure(optimizer: torch.optim.Optimizer) -> None:
     """Raises a ConfigError for an optimizer whose step can't do without a closure."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
-        problem = f"{type(optimizer).__name__} computes the gradients of a step itself, by a closure: maybe repeatedly."
+        problem = f"{type(optimizer).__name__} computes the gradients of a step itself, by a closure."
         instead = "Take another optimizer, or train it in a LightningModule, whose Trainer passes a closure."
         raise ConfigError.of("workload.optimizer", problem, instead)
 
