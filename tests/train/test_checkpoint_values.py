@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tests.kit import loop, tiny
-from wellfed.errors import ConfigError, WellfedError
-from wellfed.train.checkpoint_values import check, load, readable, save
+from wellfed.errors import WellfedError
+from wellfed.train.checkpoint_values import load, readable, save
 
 
 class Thing:
@@ -108,22 +108,16 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
 )
 def test_an_object_is_refused_with_its_keys_its_class_and_two_ways_out(value: Any, kind: str) -> None:
     checkpoint = {"hyper_parameters": {"net": Thing()}, "mine": {"value": value}, "step": 3}
-    with pytest.raises(ConfigError) as before:
-        check(checkpoint)
-    (fault,) = before.value.faults
-    assert fault.where.startswith("checkpoint[mine.value")
-    assert kind in fault.problem
-    assert "Save plain values" in fault.way_out
-    assert "trainer.trusted_checkpoints=true" in fault.way_out
-    with pytest.raises(WellfedError, match="can't be written") as late:
+    with pytest.raises(WellfedError, match=r"can't hold mine\.value") as refused:
         readable(checkpoint)
-    assert str(fault) in str(late.value)
+    assert kind in str(refused.value)
+    assert "Save plain values" in str(refused.value)
+    assert "trainer.trusted_checkpoints=true" in str(refused.value)
 
 
 def test_hyperparameters_that_are_objects_are_left_out() -> None:
     layers = {"a": np.int64(1), "path": Path("a"), "net": Thing(), "layers": [Thing()]}
     content = {"hyper_parameters": layers, "hparams_type": Thing, "datamodule_hyper_parameters": {"x": Thing}}
-    check(content)
     found, left_out = readable(content)
     assert found == {"hyper_parameters": {"a": 1, "path": "a"}, "datamodule_hyper_parameters": {}}
     assert left_out == [
@@ -182,7 +176,7 @@ def test_a_plain_models_own_state_comes_back_or_is_refused_before_the_first_step
 
     model = WithState(Thing())
     if not trusted:
-        with pytest.raises(ConfigError, match="_extra_state.own"):
+        with pytest.raises(WellfedError, match="_extra_state.own"):
             loop.fit(loop.model(model=model), checkpoints=loop.checkpoints(tmp_path), max_steps=1)
         assert model.calls == 0
     fit([np.arange(3), Thing() if trusted else deque([1])], 2)
@@ -201,7 +195,6 @@ class Late(WithState):
 
 def test_a_state_that_comes_with_the_first_step_is_refused_at_the_first_checkpoint(tmp_path: Path) -> None:
     model = Late(None)
-    with pytest.raises(WellfedError, match="_extra_state.own") as refused:
+    with pytest.raises(WellfedError, match="_extra_state.own"):
         loop.fit(loop.model(model=model), checkpoints=loop.checkpoints(tmp_path, every_steps=2), max_steps=5)
-    assert "nothing was run" not in str(refused.value)
     assert model.calls == 2

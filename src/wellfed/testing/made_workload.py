@@ -26,7 +26,7 @@ from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.run.objects import loaders, optimizers
 from wellfed.run.planner import Planner
 from wellfed.train.memory.features import hold
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.train_step import parameter_groups
 

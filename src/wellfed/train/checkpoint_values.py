@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellfed.errors import ConfigError, WellfedError
+from wellfed.errors import WellfedError
 
 _PLAIN = (NoneType, bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
 _DATES_AND_PATHS = (date, datetime, time, timedelta, timezone, PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
@@ -56,18 +56,10 @@ def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns a copy that `load` accepts, and the names of hyperparameters that are objects, which it lacks.
 
     Raises:
-        WellfedError: another value is an object.
+        WellfedError: another value is an object; the error names the first one, by its keys and class.
     """
     left_out: list[str] = []
-    try:
-        return _plain(dict(checkpoint), "", left_out), left_out
-    except ConfigError as error:
-        raise WellfedError(error.under("The checkpoint can't be written:")) from None
-
-
-def check(checkpoint: Mapping[str, Any]) -> None:
-    """Raises a ConfigError that names the first value that `load` could not read, by its keys and class."""
-    _plain(dict(checkpoint), "", [])
+    return _plain(dict(checkpoint), "", left_out), left_out
 
 
 class _Call:
@@ -84,7 +76,7 @@ def _plain(content: Any, name: str, left_out: list[str]) -> Any:
     """Returns a copy that holds only what `load` reads. Mappings of Lightning and OmegaConf become dicts.
 
     Raises:
-        ConfigError: there is an object, and ``name`` is not that of hyperparameters.
+        WellfedError: there is an object, and ``name`` is not that of hyperparameters.
     """
     kind = type(content)
     if kind in _PLAIN or (isinstance(content, torch.Tensor) and kind.__module__.partition(".")[0] == "torch"):
@@ -120,21 +112,20 @@ def _plain_mapping(content: Any, name: str, left_out: list[str]) -> Any:
         inner = f"{name}.{key}" if name else str(key)
         try:
             kept[_plain(key, inner, left_out)] = _plain(value, inner, left_out)
-        except ConfigError:
+        except WellfedError:
             if not _HYPER_PARAMETERS.match(inner):
                 raise
             left_out.append(inner)
     return _Call(defaultdict, factory, kept) if type(content) is defaultdict else kept
 
 
-def _refused(name: str, kind: type, inside: object = None) -> ConfigError:
+def _refused(name: str, kind: type, inside: object = None) -> WellfedError:
     named = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     named += "" if inside is None else f" ({type(inside).__name__})"
-    return ConfigError.of(
-        f"checkpoint[{name}]",
-        f"is of {named}, which runs code when it is read.",
-        "Save plain values in its place (numbers, text, lists, dicts, tensors, arrays), or set "
-        "trainer.trusted_checkpoints=true, which pickles objects as Lightning does.",
+    return WellfedError(
+        f"A checkpoint can't hold {name}: it is of {named}, which runs code when it is read. Save plain values in its "
+        "place (numbers, text, lists, dicts, tensors, arrays), or set trainer.trusted_checkpoints=true, which pickles "
+        "objects as Lightning does."
     )
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from wellfed.errors import ConfigError, WellfedError
+from wellfed.errors import WellfedError
 from wellfed.train.checkpoint_values import load
 from wellfed.train.guest.checkpoint_io import CheckedHooks, PlainCheckpointIO
 
@@ -36,7 +36,7 @@ def test_one_line_names_left_out_hyperparameters_once(tmp_path: Path, caplog: py
         for _ in range(3):
             writer.save_checkpoint({"hyper_parameters": {"a": Thing(), "b": Thing}}, tmp_path / "a.ckpt")
     (line,) = caplog.messages
-    assert f"hyper_parameters.a ({__name__}.Thing), hyper_parameters.b (type)" in line
+    assert "hyper_parameters.a, hyper_parameters.b" in line
 
 
 class Keeps(pl.Callback):
@@ -114,7 +114,7 @@ def test_a_hook_gets_back_what_it_wrote(tmp_path: Path, by_state: bool, trusted:
 def test_an_object_of_a_hook_ends_the_run_before_the_first_step(tmp_path: Path, by_state: bool) -> None:
     callback = Keeps(lambda step: [Thing()], by_state=by_state)
     before = np.random.get_state()[1].tolist()
-    with pytest.raises(ConfigError, match=rf"own\]: is of {__name__}.Thing"):
+    with pytest.raises(WellfedError, match=rf"own: it is of {__name__}.Thing"):
         fit(tmp_path, callback, 4)
     assert callback.step == 0
     assert np.random.get_state()[1].tolist() == before
@@ -128,7 +128,7 @@ def test_an_object_that_comes_later_ends_the_run_at_its_checkpoint(tmp_path: Pat
         return Thing() if step > 2 else step
 
     callback = Keeps(make, by_state=False)
-    with pytest.raises(WellfedError, match="can't be written"):
+    with pytest.raises(WellfedError, match="can't hold own"):
         fit(tmp_path, callback, 8)
     assert callback.step == 4
     assert load(tmp_path / "last.ckpt")["own"] == 2

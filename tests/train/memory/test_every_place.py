@@ -28,7 +28,7 @@ from wellfed.train.memory import oom
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation

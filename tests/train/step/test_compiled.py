@@ -7,7 +7,7 @@ import torch
 
 from tests.kit import loop, tiny
 from wellfed.contract import LossOutput
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.replicas import Ranks
 from wellfed.train.step.totals import Totals
 

@@ -15,8 +15,8 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
 from wellfed.train.memory.checkpointing import LEAST_WEIGHTS
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import clip_by_norm
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Replicas

@@ -13,9 +13,9 @@ from wellfed.observe.timing.step_clock import StepRow
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Watchers
-from wellfed.train.memory.growth import MemoryGrowth
+from wellfed.train.memory.reasons import MemoryGrowth
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation

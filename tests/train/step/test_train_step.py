@@ -14,7 +14,7 @@ from wellfed.contract import LossOutput
 from wellfed.errors import ConfigError, DataError
 from wellfed.record.entries import ignore_event
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation

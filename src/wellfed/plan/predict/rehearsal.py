@@ -25,7 +25,7 @@ from wellfed.plan.predict.memory_tracker import MemoryTracker
 from wellfed.plan.predict.peak import Footprint, NoEstimate, Point
 from wellfed.train.memory.checkpointing import checkpoint_blocks
 from wellfed.train.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks

@@ -27,7 +27,7 @@ from wellfed.run.objects import models, optimizers
 from wellfed.run.objects.run_objects import RunObjects
 from wellfed.train.memory.features import DeviceTable, hold, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation

@@ -32,11 +32,11 @@ from wellfed.train.guest.saves import Saves
 from wellfed.train.loop.ceiling import CachedBatches
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits, Watchers
-from wellfed.train.memory.breakdown import way_out
 from wellfed.train.memory.oom import MemoryFailure, classify
+from wellfed.train.memory.reasons import way_out
 from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.memory.step_start import put_back
-from wellfed.train.step.loss_faults import add_context
+from wellfed.train.step.loss import add_context
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory.step_start import StepStart
-from wellfed.train.step.compiled import Compiled
+from wellfed.train.step.loss import Compiled
 from wellfed.train.step.non_finite import all_finite
 
 

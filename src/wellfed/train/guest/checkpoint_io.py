@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy
 
 from wellfed import generators
-from wellfed.train.checkpoint_values import SAFE, check, readable, save
+from wellfed.train.checkpoint_values import SAFE, readable, save
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class PlainCheckpointIO(TorchCheckpointIO):
 class CheckedHooks(pl.Callback):
     """Call of what writes the user's part of a checkpoint, before training and without a file.
 
-    Raises a ConfigError if a value is an object. A hook that raises is left to the first checkpoint: it may need what
+    Raises a WellfedError if a value is an object. A hook that raises is left to the first checkpoint: it may need what
     the training makes. Generators stay as they are. Must come before callbacks that report the start of the training.
     """
 
@@ -59,4 +59,4 @@ class CheckedHooks(pl.Callback):
                 content = trainer._checkpoint_connector.dump_checkpoint()
             except Exception:  # noqa: BLE001  the first checkpoint calls it again, and reports its error
                 _LOG.info("a hook for checkpoints could not be called before training", exc_info=True)
-        check(content)
+        readable(content)

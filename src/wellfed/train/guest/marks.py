@@ -22,7 +22,7 @@ from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHE
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
 from wellfed.process import StopRequest
 from wellfed.train.loop.training import Watchers
-from wellfed.train.memory.growth import MemoryGrowth
+from wellfed.train.memory.reasons import MemoryGrowth
 
 _FETCH = "train_dataloader_next"
 """Lightning's action of taking the next batch from the loaders."""

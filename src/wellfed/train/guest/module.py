@@ -17,7 +17,7 @@ from wellfed.train.guest.marks import latest_of, samples_of
 from wellfed.train.guest.sharding import whole
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.plain_model.split_metrics import SplitMetrics
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 
 

@@ -26,7 +26,7 @@ from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import put_back
 from wellfed.train.plain_model.scheduling import Scheduling
 from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
-from wellfed.train.step.compiled import Loss
+from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks, Replicas

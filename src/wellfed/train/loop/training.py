@@ -27,7 +27,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.observe.timing.wall import END, EPOCH_END
 from wellfed.process import Stopped, StopRequest
 from wellfed.sample_rng import seed_from
-from wellfed.train.checkpoint_values import check, readable, save
+from wellfed.train.checkpoint_values import readable, save
 from wellfed.train.loop.bar import Bar
 from wellfed.train.loop.callbacks import Callback
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
@@ -225,7 +225,7 @@ class Training:
     def _begin(self) -> None:
         number = self.number
         if self.checkpoints is not None and not self.is_trusted:
-            check(state_of(self))  # before training, instead of at the first checkpoint
+            readable(state_of(self))  # raises before training, instead of at the first checkpoint
         if number == 0:
             self.watchers.sanity()
         if rank := self._place.rank:

@@ -20,8 +20,7 @@ from wellfed.errors import ConfigError, OutOfMemoryExhausted
 from wellfed.record.entries import OnEvent
 from wellfed.train.memory import oom
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.compiled import Loss
-from wellfed.train.step.loss_faults import add_place
+from wellfed.train.step.loss import Loss, add_place
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 

@@ -14,9 +14,8 @@ from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, Mark
 from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.compiled import Loss
 from wellfed.train.step.gradients import as_zeros
-from wellfed.train.step.loss_faults import add_place
+from wellfed.train.step.loss import Loss, add_place
 from wellfed.train.step.micro_batches import MicroBatch, Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks

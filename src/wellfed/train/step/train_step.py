@@ -16,8 +16,7 @@ from wellfed.errors import ConfigError, ModelError, OutOfMemoryExhausted, Restar
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import oom
-from wellfed.train.memory.breakdown import way_out
-from wellfed.train.memory.growth import MemoryGrowth
+from wellfed.train.memory.reasons import MemoryGrowth, way_out
 from wellfed.train.memory.step_down import Fallbacks
 from wellfed.train.memory.step_start import StepStart
 from wellfed.train.step.fused_adam import make_step

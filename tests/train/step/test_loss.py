@@ -11,8 +11,7 @@ from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.errors import ModelError
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.step.compiled import Loss
-from wellfed.train.step.loss_faults import add_context
+from wellfed.train.step.loss import Loss, add_context
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.step_passes import Computation
