@@ -84,8 +84,8 @@ class Checkpoints:
             self.best_value = float(load(self.folder / BEST, trusted=self.is_trusted)[BEST_VALUES][metric])
 
     def loaded(self, checkpoint: Path, step: int) -> None:
-        """Notes that training goes on from a file."""
-        if checkpoint.resolve() == (self.folder / LAST).resolve():
+        """Notes on all ranks that training goes on from a file."""
+        if self._broadcast(checkpoint.resolve() == (self.folder / LAST).resolve()):
             self.last_step = step
 
     def is_best(self, value: float | None) -> bool:

@@ -120,8 +120,7 @@ class Place:
 def quiet_fabric() -> None:
     """Silences Fabric's notes, and warnings of torch that don't apply here."""
     for name in ("lightning.fabric", "lightning"):
-        if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
-            logger.setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
 
 

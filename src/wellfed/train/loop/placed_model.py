@@ -217,8 +217,8 @@ class PlacedModel:
         return True
 
     def try_split(self, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
-        """Returns the metrics of a few batches before training, so that errors show at once. Logs nothing; restores
-        buffers, generators and metrics."""
+        """Returns the metrics of a few batches before training, so that errors show at once. Logs nothing;
+        restores buffers and generators."""
         try:
             with put_back(self.whole, self.device, only_buffers=True), logged_to(None):
                 return self.evaluate(split, deliveries, 0)
@@ -227,8 +227,6 @@ class PlacedModel:
                 f"in the {split} batches that are tried before training; trainer.sanity_batches=0 tries none"
             )
             raise
-        finally:
-            self.evaluation.reset()
 
     def load_of_rank_0(self, read: Callable[[], Mapping[str, Tensor]]) -> None:
         """Loads weights that rank 0 reads, on all ranks."""

@@ -32,7 +32,9 @@ def record_steps(
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto, torch's recorder, prints each start and stop to stderr
     activities, num_recorded = {ProfilerActivity.CPU}, 0
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    is_on_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    wait = torch.cuda.synchronize if is_on_gpu else (lambda: None)  # the device is idle before and after these steps
+    if is_on_gpu:
         # torch prints frames where its build can't record a card
         activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
 
@@ -52,12 +54,12 @@ def record_steps(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=steps), on_trace_ready=write
         ) as it:
             yield False
-            _wait()
+            wait()
             for _ in range(steps):
                 it.step()
                 yield True
                 num_recorded += 1
-            _wait()
+            wait()
         yield True  # writing the trace took time, too
     except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
         _LOG.warning("The steps could not be profiled: %s", reason_of(error))
@@ -65,9 +67,3 @@ def record_steps(
     finally:
         if not num_recorded:
             _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
-
-
-def _wait() -> None:
-    """Waits until the device is idle, before the first recorded step and after the last."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()

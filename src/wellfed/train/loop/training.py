@@ -218,7 +218,6 @@ class Training:
             files.begin(self.write, self._place.broadcast, self._place.rank)
             if checkpoint is not None:
                 files.loaded(checkpoint, self.number)
-                files.last_step = self._place.broadcast(files.last_step)
         self.ended_by = self._limit(is_late=0 < self._most_s <= self.elapsed_before_s) or self._ended_by_callback()
         return drawn
 
