@@ -81,6 +81,10 @@ FAULTS: dict[str, tuple[Plant, Expected]] = {
         trained("loss:12:rank1_raise", *RANKS),
         Expected((1,), ("failed",), "planted failure"),
     ),
+    "two ranks: an evaluation raises on one": (
+        trained("evaluate:5:rank1_raise", *RANKS),
+        Expected((1,), ("failed",), "planted failure"),
+    ),
     "two ranks: SIGTERM": (trained("loss:12:rank0_sigterm", *RANKS), STOPPED),
 }
 
