@@ -33,7 +33,7 @@ def record_steps(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Kineto, torch's recorder, prints each start and stop to stderr
     activities, num_recorded = {ProfilerActivity.CPU}, 0
     is_on_gpu: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    wait = torch.cuda.synchronize if is_on_gpu else (lambda: None)  # the device is idle before and after these steps
+    wait: Callable[[], None] = torch.cuda.synchronize if is_on_gpu else (lambda: None)  # idle before and after steps
     if is_on_gpu:
         # torch prints frames where its build can't record a card
         activities |= {ProfilerActivity.CUDA} & supported_activities()  # type: ignore[no-untyped-call]
