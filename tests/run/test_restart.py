@@ -100,15 +100,6 @@ def check_alike(folder: Path, other: Path) -> None:
         torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_uneven_parts_weigh_what_they_are(tmp_path: Path) -> None:
-    """Six and four of eight samples make three parts, the last step of an epoch has four."""
-    _, undisturbed = ran(tmp_path)
-    code, folder = ran(tmp_path, "memory.accumulate=3")
-    assert code == 0
-    check_alike(folder, undisturbed)
-
-
 def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Guest.room = staticmethod(lambda step: 0)
     code, folder = ran(tmp_path, "memory.accumulate=8")

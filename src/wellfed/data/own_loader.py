@@ -153,7 +153,7 @@ class OwnLoader:
         """Returns the position of the next batch."""
         place = {"start": self._start, "state": self._state, "ahead": self._before.state}
         if self._is_over and self._has_place:  # the run restores the process's own
-            place["next_start"] = self._next_start or {**self._states(), "rng": None}
+            place["next_start"] = self._next_start or {**states_of(self._loader), "rng": None}
         return {"epoch": self._epoch, "batch": self._next_batch, "stream": {"is_over": self._is_over, **place}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -192,11 +192,11 @@ class OwnLoader:
             if resumed:
                 restore_states(self._loader, resumed)
             stayed = {"workers_stay": True} if resumed.get("workers_stay") else {}
-            self._start, self._state = {**self._states(), **stayed} if self._has_place else None, None
+            self._start, self._state = {**states_of(self._loader), **stayed} if self._has_place else None, None
             set_epoch(self._loader, self._epoch)
             return _read(self._without_new_seed() if stayed else iter(self._loader), owner)
         with generators.kept():  # the run restores its own afterwards
-            start = self._start or self._states()  # a run that began with the dataset alone has none
+            start = self._start or states_of(self._loader)  # a run that began with the dataset alone has none
             restore_states(self._loader, start)
             set_epoch(self._loader, self._epoch)
             has_state = owner is not None and self._state is not None
@@ -209,11 +209,6 @@ class OwnLoader:
                 return found
             restore_states((), {"rng": self._before.state})
             return chain([*islice(found, 1)], found)  # the batch that had been read ahead
-
-    def _states(self) -> dict[str, Any]:
-        """Returns what the order and the draws of an epoch depend on, before it begins."""
-        stays = isinstance(self._loader, DataLoader) and self._loader._iterator is not None
-        return {**states_of(self._loader), "workers_stay": stays}
 
     def _without_new_seed(self) -> Iterator[Any]:
         """Returns the batches of new workers in place of some that had stayed, whose seed an earlier epoch drew."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from wellfed import generators
 
@@ -15,22 +16,26 @@ _FEW = 8
 """Readings after which a loader that has drawn nothing counts as one that draws nothing."""
 
 
-def states_of(loaders: Any, device: torch.device = _HOST) -> dict[str, Any]:
+def states_of(loaders: Any) -> dict[str, Any]:
     """Returns the states of the process's generators and of those that loaders hold, as plain values.
 
+    With ``workers_stay`` a loader has workers, which draw no new seed for another epoch.
+
     Args:
-        device: the only GPU whose state is saved.
+        loaders: a loader, or a list of them.
     """
+    listed = loaders if isinstance(loaders, list) else [loaders]
+    stay = any(isinstance(one, DataLoader) and one._iterator is not None for one in listed)
     held = [generators.state_of(each) for each in generators.held_by(loaders)]
-    return {"rng": generators.state(device), "held": held}
+    return {"rng": generators.state(_HOST), "held": held, "workers_stay": stay}
 
 
-def restore_states(loaders: Any, saved: Mapping[str, Any], device: torch.device = _HOST) -> None:
+def restore_states(loaders: Any, saved: Mapping[str, Any]) -> None:
     """Restores the result of `states_of`, or a part of it: ``rng``, ``held``."""
     for generator, state in zip(generators.held_by(loaders), saved.get("held") or (), strict=False):
         generators.set_state(generator, state)
     if saved.get("rng") is not None:
-        generators.restore(saved["rng"], device)
+        generators.restore(saved["rng"], _HOST)
 
 
 class BeforeReading:

@@ -63,6 +63,17 @@ def memory_faults(
     if asked.micro_batch is not None and per_device == 0:
         yield Fault(f"memory.micro_batch={asked.micro_batch}", f"{_UNKNOWN}.", "Set memory.accumulate instead.")
         return
+    if data.feature_rows and config.trainer.strategy is Strategy.fsdp:
+        problem = "fsdp shards the model that makes the features, and they take the whole of it."
+        yield Fault("trainer.strategy", problem, "Set trainer.strategy=ddp.")
+    parts = asked.accumulate or memory.accumulate
+    is_exact = memory.micro_batch * parts * config.trainer.world_size == config.workload.samples_per_step
+    if model.whole_steps and parts > 1 and not is_exact:
+        knob = "accumulate" if asked.accumulate else "micro_batch"
+        problem = f"does not cut the {per_device} samples of a device into equal parts, which Lightning adds up."
+        way_out = "Set memory.accumulate to a number that divides them."
+        yield Fault(f"memory.{knob}={getattr(asked, knob)}", problem, way_out)
+        return
     whole = _why_whole(config, model)
     if whole:
         for knob, value in (("micro_batch", asked.micro_batch), ("accumulate", asked.accumulate)):

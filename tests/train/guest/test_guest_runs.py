@@ -44,7 +44,7 @@ def test_an_argument_that_contradicts_a_knob_is_refused_with_both(
 
 def test_two_limits_of_validation_are_refused_with_both(tmp_path: Path) -> None:
     typed = ("trainer.validate_every_steps=2", "trainer.lightning.val_check_interval=0.5")
-    with pytest.raises(ConfigError, match=r"val_check_interval=0.5 and trainer.validate_every_steps=2 set the same"):
+    with pytest.raises(ConfigError, match="val_check_interval=0.5: sets the same as trainer.validate_every_steps=2"):
         guest(tmp_path, MODULE, DATA, *typed)
 
 
@@ -90,17 +90,66 @@ def test_what_was_typed_alone_changes_a_loader(tmp_path: Path, typed: str) -> No
     assert len(ran.module.seen[0]) == (size or 4)
 
 
-@pytest.mark.parametrize("data", [DATA, f"{HERE}.datasets"])
-def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path: Path, data: str) -> None:
-    """Parts have 3 and 2 samples, and 1 each in the last batch."""
+class Whole(brought.Data):
+    """24 rows, so that each batch has equal parts."""
+
+    def setup(self, stage: str) -> None:
+        self.rows = brought.Rows(24, draws=True)
+
+
+class Dropped(brought.Data):
+    """22 rows, of which each epoch drops two."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, shuffle=True, drop_last=True)
+
+
+def sets() -> Datasets:
+    return Datasets(brought.Rows(24, draws=True), brought.Rows(6))
+
+
+@pytest.mark.parametrize(("data", "steps"), [("Whole", 12), ("sets", 12), ("Dropped", 10)])
+def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path: Path, data: str, steps: int) -> None:
     ends = []
-    for parts in (1, 2):
+    for parts in (1, 2, 4):
         typed = ("trainer.max_epochs=2", f"memory.accumulate={parts}")
-        ran = guest(tmp_path / str(parts), f"{__name__}.NoDropout", data, *typed, effective_batch_size=5).fit()
-        assert ran.books.record.steps == 10
+        more = {"effective_batch_size": 4 if data == "sets" else None}
+        ran = guest(tmp_path / str(parts), f"{__name__}.NoDropout", f"{__name__}.{data}", *typed, **more).fit()
+        assert ran.books.record.steps == steps
+        assert ran.passes.steps_per_epoch == steps / 2
         ends.append(ran.weights)
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value, rtol=1e-5, atol=1e-6, msg=name)
+    for other in ends[1:]:
+        assert all(torch.allclose(other[name], value, rtol=1e-5, atol=1e-6) for name, value in ends[0].items())
+
+
+def test_a_last_smaller_batch_is_accumulated_as_by_lightning(tmp_path: Path) -> None:
+    class Halved(brought.Data):
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.rows, 2, shuffle=True)
+
+    own, trainer = under_lightning(tmp_path, NoDropout, Halved, max_epochs=2, accumulate_grad_batches=2)
+    ran = guest(tmp_path / "run", f"{__name__}.NoDropout", DATA, "trainer.max_epochs=2", "memory.accumulate=2").fit()
+    assert ran.module.seen == own.seen
+    assert ran.books.record.steps == trainer.global_step == 12
+    assert all(torch.equal(ran.weights[name], value) for name, value in own.state_dict().items())
+
+
+class Sampled(brought.Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, batch_sampler=[[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("data", "parts", "why"),
+    [
+        (DATA, 3, "does not cut the 4 samples of a device into equal parts"),
+        (f"{__name__}.Sampled", 2, "and its batch_size is None"),
+        (f"{HERE}.Iterable", 2, "Growing is no torch.utils.data.DataLoader"),
+    ],
+)
+def test_a_loader_that_has_no_smaller_batches_is_refused(tmp_path: Path, data: str, parts: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"memory.accumulate={parts}: .*{why}"):
+        guest(tmp_path, MODULE, data, "trainer.max_epochs=1", f"memory.accumulate={parts}")
 
 
 class Repeats(brought.Module):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets
+from wellfed.data.own_loader import step_size
 from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import DataFacts, RunPlan
 from wellfed.record.entries import OnEvent
@@ -102,7 +103,7 @@ def data_facts(objects: RunObjects, loaders: GuestLoaders, config: RunConfig) ->
         loaders.changed(config, split, given)
     facts = facts_of(one, changes if one is not None else {})
     has_length = objects.brings_step or facts.has_length
-    own = replace(facts, name=loaders.name, batch_size=loaders.step_size(), has_length=has_length)
+    own = replace(facts, name=loaders.name, batch_size=step_size(loaders.first), has_length=has_length)
     num_train = 0 if loaders.unknown else len(objects.data.train)
     return DataFacts(num_train=num_train, has_fetch=False, derived=objects.data.derived, own_loader=own)
 
@@ -114,7 +115,7 @@ def with_step_size(config: RunConfig, loaders: GuestLoaders) -> RunConfig:
         ConfigError: other samples were typed, and the loaders can't be made again with them.
     """
     workload, world = config.workload, config.trainer.world_size
-    asked, own = workload.effective_batch_size, loaders.step_size()
+    asked, own = workload.effective_batch_size, step_size(loaders.first)
     if asked is None:
         return replace(config, workload=replace(workload, effective_batch_size=(own or 0) * world))
     if loaders.first is None and not loaders.unknown:
@@ -133,7 +134,7 @@ def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
         loader: of training: the user's or the engine's.
     """
     try:
-        length = loader.steps_per_epoch if hasattr(loader, "steps_per_epoch") else len(loader)
+        length = len(loader)
     except (TypeError, NotImplementedError):
         return None
     trainer, given = config.trainer, config.trainer.lightning or {}

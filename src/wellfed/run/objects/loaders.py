@@ -57,18 +57,21 @@ def make_train_loader(
     data: Datasets,
     *,
     rank: int = 0,
+    parts: int = 1,
     batch_size: int | None = None,
     on_event: OnEvent = ignore_event,
 ) -> TrainLoader | OwnLoader:
     """Returns the loader of one rank's training steps.
 
     Args:
+        parts: batches of a step.
         batch_size: samples for one device, instead of a step's samples.
         on_event: called for samples that fail and are left out.
     """
-    trainer, effective = config.trainer, config.workload.samples_per_step
+    trainer, effective = config.trainer, config.workload.samples_per_step // parts
     world_size = 1 if batch_size is not None else trainer.world_size
     limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
+    limit = limit and parts * limit
     if (loader := loader_of(data, "train")) is not None:
         changes = typed_changes(config)
         if batch_size is not None and not has_own_batches(loader):

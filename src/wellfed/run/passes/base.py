@@ -94,10 +94,11 @@ class RunPasses(ABC):
     def _open(self) -> tuple[str, Literal["max", "min"]]:
         """Makes the model as passes of this kind need it; returns metric and mode of the best checkpoint."""
 
-    def _open_loader(self) -> Any:
-        """Returns the engine's loader of training."""
-        settings, on_event = loader_settings(self._config, self._plan.loader), self._books.journal.event
-        return make_train_loader(self._config, settings, self._objects.data, rank=self._rank, on_event=on_event)
+    def _open_loader(self, parts: int = 1) -> Any:
+        """Returns the engine's loader of training. ``parts``: batches of a step."""
+        settings, about = loader_settings(self._config, self._plan.loader), {"rank": self._rank, "parts": parts}
+        on_event = self._books.journal.event
+        return make_train_loader(self._config, settings, self._objects.data, **about, on_event=on_event)
 
     def _make_checkpoints(self, best_metric: str, best_mode: Literal["max", "min"]) -> Checkpoints:
         books = self._books

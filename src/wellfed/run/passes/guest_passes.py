@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom
-from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.loggers.lightning_loggers import for_trainer
 from wellfed.observe.timing.readiness import StepSummary, summarise
 from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
@@ -24,20 +26,18 @@ from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.additions import SkipsNonFinite, compile_step
 from wellfed.train.guest.arguments import ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
-from wellfed.train.guest.data import STEPS, Bare, GuestLoaders
+from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, combined, part_of
 from wellfed.train.guest.figures import LoggedFigures
 from wellfed.train.guest.marks import Steps, Together, Watch, is_overridden
-from wellfed.train.guest.reading import Parts, Place, PlacedLoader, SchedulersOfParts, weighed
+from wellfed.train.guest.reading import Place, PlacedLoader, weighed
 from wellfed.train.guest.saves import Saves
 from wellfed.train.loop.ceiling import CachedBatches
 from wellfed.train.loop.placed_model import misfits
 from wellfed.train.loop.training import Limits, Watchers
 from wellfed.train.memory.oom import MemoryFailure, classify
 from wellfed.train.memory.reasons import way_out
-from wellfed.train.memory.step_down import MicroBatches
 from wellfed.train.memory.step_start import put_back
 from wellfed.train.step.loss import add_context
-from wellfed.train.step.micro_batches import Preparation
 from wellfed.units import counted
 
 
@@ -46,17 +46,18 @@ class GuestPasses(RunPasses):
 
     def _open(self) -> tuple[str, Literal["max", "min"]]:
         config, objects, plan = self._config, self._objects, self._plan
-        train = self._changed("train", self._loaders.first) if self._loader is None else self._loader
+        if self._loader is None:
+            train = self._loaders.changed(config, "train", self._loaders.first)
+            self._changed("train", self._loaders.given.get("train"))  # refuses a loader without smaller batches
+        else:
+            num_batches, drops_last = len(self._loader), config.workload.drop_last
+            train = range(num_batches // self._parts if drops_last else largest_share(num_batches, self._parts))
         self.steps_per_epoch = batches_per_epoch(config, train)
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, self._books.journal.event)
         if plan.device.compile != "none":
             compile_step(self.module, plan.device.compile)
-        self._parts: Parts | None = None
-        if plan.memory.accumulate > 1:
-            train = getattr(self._loaders.first, "dataset", objects.data.train)
-            self._parts = Parts(plan.memory.accumulate, Preparation(train, config.seed).split)
         self._logged = LoggedFigures(self.figures)
         self._read_from: Any = None
         """Loaders that the training has read; None before one."""
@@ -72,8 +73,9 @@ class GuestPasses(RunPasses):
         assert self._objects.guest is not None
         return self._objects.guest
 
-    def _open_loader(self) -> Any:
-        return None if self._loaders.has("train") else super()._open_loader()
+    def _open_loader(self, parts: int = 1) -> Any:
+        self._parts = self._plan.memory.accumulate
+        return None if self._loaders.has("train") else super()._open_loader(self._parts)
 
     def evaluates(self, split: str) -> bool:
         """Returns whether there are batches for that split, and the module has a step for it."""
@@ -89,8 +91,8 @@ class GuestPasses(RunPasses):
         return Bare(make_eval_loader(self._config, self._plan, self._objects.data, split))
 
     def _changed(self, split: str, loaders: Any) -> Any:
-        """Returns the user's loaders with what was typed."""
-        return self._loaders.changed(self._config, split, loaders)
+        """Returns the user's loaders with what was typed, and those of training with batches as they are computed."""
+        return self._loaders.changed(self._config, split, loaders, self._parts if split == "train" else 1)
 
     @contextmanager
     def _reading(self, trainer: Any, place: Place | None) -> Iterator[dict[str, Any]]:
@@ -102,14 +104,12 @@ class GuestPasses(RunPasses):
 
         train = None
         if self._loader is not None:
-            train = PlacedLoader(Bare(self._loader), place, self._parts)
+            train = PlacedLoader(Bare(self._loader, drop_last=self._config.workload.drop_last), place, self._parts)
         elif self._loaders.owner is None:
             train = change("train", lambda: self._loaders.given["train"])
-        with self._loaders.through(change), self._weighed(trainer):
+        weighs = self._loader is not None and self._num_ranks > 1
+        with self._loaders.through(change), weighed(trainer) if weighs else nullcontext():
             yield self._loaders.arguments(train_dataloaders=train, val_dataloaders=self._split("val"))
-
-    def _weighed(self, trainer: Any) -> AbstractContextManager[None]:
-        return weighed(trainer, self._parts, 1 if self._loader is None else self._num_ranks)
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class GuestPasses(RunPasses):
         self, stop: StopRequest, checkpoint: Path | None, clock: StepClock, watchers: Watchers, prune: Prune
     ) -> Ended:
         asked, users = self._config.trainer, self._objects.callbacks
-        watch, place = self._watch(clock, users, stop), Place(self._saved_place(checkpoint), self._loader)
+        watch, place = self._watch(clock, stop), Place(self._saved_place(checkpoint), self._parts, self._loader)
         is_skipping = asked.on_nan.value == "skip"
         saves = Saves(
             self._checkpoints,
@@ -132,8 +132,7 @@ class GuestPasses(RunPasses):
         steps = Steps(clock, watch, watchers)
         checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
         skips = [SkipsNonFinite(self._books.journal.event)] if is_skipping else []
-        parts = [] if self._parts is None else [SchedulersOfParts()]
-        first = [*checked, place, steps, self._logged, saves.before_users(), *skips, *parts]
+        first = [*checked, place, steps, self._logged, saves.before_users(), *skips]
         trainer = self._trainer([Together(first), *users.values(), saves], watch, self._limits)
         self._train(trainer, steps, checkpoint, place)
         return saves.pruned or ended_by(self._limits, trainer), saves.pruned is not None
@@ -147,7 +146,7 @@ class GuestPasses(RunPasses):
 
     def _measure(self, limits: Limits, stop: StopRequest, watchers: Watchers, warmup_steps: int) -> None:
         clock = self._clock()
-        watch = self._watch(clock, {}, stop)
+        watch = self._watch(clock, stop)
         steps = Steps(clock, watch, watchers, warmup_steps=warmup_steps)
         users = Together([*self._objects.callbacks.values()], only_steps=True)
         own = Together([steps, self._logged, alone.NoSchedulers()])
@@ -155,23 +154,21 @@ class GuestPasses(RunPasses):
         with alone.steps_alone(self.module, is_set_up=False):
             self._train(trainer, steps, None, None)
 
-    def _watch(self, clock: StepClock, callbacks: Mapping[str, Any], stop: StopRequest) -> Watch:
-        return Watch(clock, callbacks, stop if self._num_ranks == 1 else None)
+    def _watch(self, clock: StepClock, stop: StopRequest) -> Watch:
+        return Watch(clock, stop if self._num_ranks == 1 else None)
 
     def _try_splits(self) -> None:
         """Warns of metrics that the sanity check of Lightning has not logged."""
         check_metrics(self._config, self._objects, "val", dict.fromkeys(self._logged.of_validation, 0.0))
 
     def _trainer(
-        self, callbacks: Sequence[Any], watch: Watch, limits: Limits, *, logs: bool = True, **more: Any
+        self, callbacks: Sequence[Any], watch: Watch, limits: Limits, *, logs: bool = True, validates: bool = True
     ) -> Any:
         """Returns a Trainer of Lightning. ``logs``: what is logged is of the run."""
-        if logs:
-            more["logger"] = for_trainer(self._books.loggers, self._logged.logged, self._books.folder)
-        place, parts = self._place(), self._plan.memory.accumulate
-        return make_trainer(
-            self._config, place, limits, callbacks, self._books.folder, parts=parts, profiler=watch, **more
-        )
+        folder = self._books.folder
+        logger = for_trainer(self._books.loggers, self._logged.logged, folder) if logs else None
+        about = (self._config, self._place(), limits, callbacks, folder)
+        return make_trainer(*about, parts=self._parts, watch=watch, validates=validates, logger=logger)
 
     def _train(self, trainer: Any, steps: Steps, checkpoint: Path | None, place: Place | None) -> None:
         """Trains. A step that runs out of memory is not repeated: the module's code may have changed its state."""
@@ -197,20 +194,26 @@ class GuestPasses(RunPasses):
     def _with_less(self, failure: MemoryFailure, steps: Steps, trainer: Any) -> OutOfMemoryExhausted:
         """Returns the error that ends this training, with changes for a restart that needs less memory."""
         plan, step = self._plan, trainer.global_step + 1
+        size = plan.memory.micro_batch or steps.largest
         self._books.journal.event("oom", step=step, message=failure.message)
-        samples = max(steps.samples, plan.workload.effective_batch_size)
-        before = largest_share(samples, plan.memory.accumulate)
-        ran_out = f"Out of memory in step {step} with {counted(before, 'sample')} at a time: {failure.message}"
+        ran_out = f"Out of memory in step {step} with {counted(size, 'sample')} at a time: {failure.message}"
         if grown := steps.growth.describe():
             return OutOfMemoryExhausted(f"{grown} {ran_out}", failure.kind)
-        smaller = MicroBatches(before).step_down()
-        if plan.memory.on_oom == "retry" and smaller is not None:
-            changes = {"memory.micro_batch": smaller, "memory.accumulate": largest_share(samples, smaller)}
-            return RestartNeeded(ran_out, changes, failure.kind)
+        times = next((number for number in range(2, size + 1) if size % number == 0), None)
         others = []
-        if smaller is not None:  # the plan does not split steps
+        if times is not None and plan.memory.on_oom == "retry":
+            try:
+                for one in combined(trainer.train_dataloader).flattened if self._loader is None else ():
+                    part_of(one, times)
+            except ConfigError as error:
+                ran_out += f" {error.faults[0]}"
+            else:
+                changes = {"memory.micro_batch": size // times, "memory.accumulate": self._parts * times}
+                return RestartNeeded(ran_out, changes, failure.kind)
+        elif times is not None:  # the plan does not split steps
             ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
-            others.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
+            half = largest_share(plan.workload.effective_batch_size or size, 2)
+            others.append(f"workload.effective_batch_size={half}, which changes what is learned")
         precision = plan.device.precision
         advice = way_out(failure.kind, self.module, trainer.optimizers, precision=precision, others=others)
         return OutOfMemoryExhausted(f"{ran_out} {advice}", failure.kind)
@@ -218,7 +221,7 @@ class GuestPasses(RunPasses):
     # -- evaluation and ceiling -----------------------------------------------------------------------------------
 
     def _test(self, checkpoint: Path | None) -> None:
-        watch = Watch(clock_of(is_on_gpu=self._is_on_gpu, wall=self._books.wall), self._objects.callbacks)
+        watch = Watch(clock_of(is_on_gpu=self._is_on_gpu, wall=self._books.wall))
         trainer = self._trainer([self._logged, *self._objects.callbacks.values()], watch, self._limits)
         if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
@@ -239,30 +242,30 @@ class GuestPasses(RunPasses):
     def _first_batches(self) -> list[Delivery]:
         if self._loader is not None:
             return super()._first_batches()
-        given = self._loaders.given.get("train", [])
-        return alone.first_batches(given if self._read_from is None else self._read_from, self._num_ranks)
+        read = self._read_from
+        given = self._changed("train", self._loaders.given.get("train", [])) if read is None else read
+        return alone.first_batches(given, self._num_ranks)
 
     def _run_ceiling(self, deliveries: Sequence[Delivery], num_steps: int) -> StepSummary | None:
         rows: list[StepRow] = []
         module, data_module = self.module, self._loaders.data_module
-        clock = clock_of(is_on_gpu=self._is_on_gpu)
         is_set_up = module._trainer is not None or self._loaders.owner is module
-        watch = Watch(clock, {})
+        watch = Watch(clock := clock_of(is_on_gpu=self._is_on_gpu))
         steps = Steps(clock, watch, Watchers(take_rows=rows.extend))
         own = Together([steps, alone.NoSchedulers()])
         trainer = self._trainer([own], watch, Limits(max_epochs=1), logs=False, validates=False)
-        num_steps = alone.least_of_ranks(num_steps if deliveries else 0, trainer)
+        mine = torch.tensor(num_steps if deliveries else 0, device=trainer.strategy.root_device)
+        num_steps = int(trainer.strategy.reduce(mine, reduce_op="min"))  # none waits for steps that others don't make
         if num_steps == 0:
             return None
         for each in deliveries:
             each.batch = trainer.strategy.batch_to_device(each.batch, trainer.strategy.root_device)
-        cached = CachedBatches(deliveries, num_steps + WARMUP_STEPS)
+        cached = CachedBatches(deliveries, self._parts * (num_steps + WARMUP_STEPS))
         repeated = PlacedLoader(Bare(cached), None, self._parts)
         with (
             put_back(module),
             alone.steps_alone(module, data_module, is_set_up=is_set_up),
             self._loaders.through(lambda split, make: repeated),
-            self._weighed(trainer),
         ):
             trainer.fit(module, **self._loaders.arguments(train_dataloaders=repeated))
         return summarise(rows)

@@ -25,6 +25,7 @@ from wellfed.config.schema import RunConfig, TrainerConfig
 from wellfed.errors import ConfigError, Fault, WellfedError, is_the_users, type_and_line
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
+from wellfed.train.guest.marks import Watch
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.training import Limits
 
@@ -56,6 +57,8 @@ _EITHER: Mapping[str, str] = {
     "check_val_every_n_epoch": "validate_every_steps",
 }
 """Arguments that are handed through unless the knob of ``trainer`` with the same purpose is set, too -> the knob."""
+_COUNTED = ("limit_train_batches", "overfit_batches", "val_check_interval")
+"""Arguments in steps, which Lightning counts in batches, of which ``memory.accumulate`` make a step."""
 
 
 def argument_faults(config: RunConfig) -> Iterator[Fault]:
@@ -64,22 +67,20 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
     trainer, default = config.trainer, TrainerConfig()
     runs_ddp = trainer.world_size > 1 and trainer.strategy.value != "fsdp"
     for name, value in (trainer.lightning or {}).items():
-        where = f"{WHERE}.{name}"
-        either = _EITHER.get(name, "")
+        where, either = f"{WHERE}.{name}", _EITHER.get(name)
+        knob = _KNOBS.get(name) or f"trainer.{either or name}"
         if name not in known:
             near = nearest(name, known)
             way_out = f"Set {WHERE}.{near}." if near else f"Its arguments: {', '.join(sorted(known))}."
             yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
         elif name == "strategy":
-            if runs_ddp and "ddp" in str(value).lower():  # a variant, as ddp_find_unused_parameters_true
-                continue
-            problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
-            yield Fault(where, problem, "Set trainer.strategy, and leave it out; or name a variant of ddp on several.")
-        elif knob := _KNOBS.get(name) or ("" if either or not hasattr(trainer, name) else f"trainer.{name}"):
+            if not (runs_ddp and "ddp" in str(value).lower()):  # a variant, as ddp_find_unused_parameters_true
+                problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
+                yield Fault(where, problem, "Set it instead, and leave this out; or name a variant of ddp on several.")
+        elif either and (typed := getattr(trainer, either)) != getattr(default, either):
+            yield Fault(f"{where}={value}", f"sets the same as {knob}={typed}.", f"Leave out one: {knob}=null.")
+        elif name in _KNOBS or (not either and hasattr(trainer, name)):
             yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
-        elif either and getattr(trainer, either) != getattr(default, either):
-            both = f"{where}={value} and trainer.{either}={getattr(trainer, either)}"
-            yield Fault(where, f"{both} set the same.", f"Leave out one of them: trainer.{either}=null.")
 
 
 def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
@@ -92,9 +93,8 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
         if isinstance(one, EarlyStopping) and one.stopping_reason_message:
             reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
             return f"{type(one).__name__}: {reason}"
-    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # also those of the user
-    if limits.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
-        return f"trainer.max_time_s={limits.max_time_s:g}"
+        if isinstance(one, Timer) and limits.max_time_s is not None and (one.time_remaining() or 0) <= 0:
+            return f"trainer.max_time_s={limits.max_time_s:g}"
     return "trainer.should_stop" if trainer.should_stop else None
 
 
@@ -106,24 +106,22 @@ def make_trainer(
     folder: Path,
     *,
     parts: int,
-    profiler: Any,
+    watch: Watch,
     validates: bool = True,
-    **more: Any,
+    logger: Any = None,
 ) -> pl.Trainer:
     """Returns a Trainer that trains and evaluates as planned.
 
     Args:
-        parts: parts of each batch.
-        profiler: `marks.Watch`, which is attached to the Trainer.
+        parts: batches of a step.
         validates: False: no validation is made, as in a training that is only timed.
-        more: other arguments of the Trainer.
+        logger: loggers of Lightning; None = nothing is logged.
 
     Raises:
         ConfigError: an argument of ``trainer.lightning`` can't be built, or Lightning refuses it.
     """
     quiet_lightning()
     asked = config.trainer
-    limit = asked.limit_batches
     named: dict[str, Any] = {
         "accelerator": where.accelerator,
         "devices": where.devices,
@@ -138,24 +136,20 @@ def make_trainer(
         "deterministic": where.deterministic or None,
         "log_every_n_steps": asked.log_every_steps,
         "num_sanity_val_steps": asked.sanity_batches,
-        "limit_train_batches": limit,
-        "limit_val_batches": limit,
-        "limit_test_batches": limit,
+        **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), asked.limit_batches),
         "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
         "enable_progress_bar": any(isinstance(one, pl.callbacks.ProgressBar) for one in callbacks),
         "enable_model_summary": False,
         "inference_mode": False,  # as in the validations of a training: a test may need gradients, too
         "default_root_dir": str(folder),
-        "profiler": profiler,
-        "logger": DummyLogger(),
+        "profiler": watch,
+        "logger": logger or DummyLogger(),
         "callbacks": list(callbacks),
-        **more,
     }
     if limits.validate_every_steps is not None:
-        named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps * parts, None
+        named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps, None
     named |= build(dict(asked.lightning or {}), WHERE)
-    if "val_check_interval" in (asked.lightning or {}) and type(named["val_check_interval"]) is int:
-        named["val_check_interval"] *= parts  # Lightning counts parts
+    named |= {name: parts * named[name] for name in _COUNTED if type(named.get(name)) is int}
     given = named.pop("plugins", None) or []
     plugins = [PlainCheckpointIO(trusted=asked.trusted_checkpoints)]
     plugins += given if isinstance(given, (list, tuple)) else [given]
@@ -163,13 +157,11 @@ def make_trainer(
         named |= {"limit_val_batches": 0, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
         named.pop("val_check_interval", None)
     try:
-        trainer = pl.Trainer(plugins=plugins, **named)
+        watch.trainer = pl.Trainer(plugins=plugins, **named)
     except (TypeError, ValueError) as error:  # Lightning's MisconfigurationException is no ValueError
-        raise ConfigError.of(
-            WHERE, f"Lightning's Trainer refuses its arguments: {error}", f"Change {WHERE}.*"
-        ) from error
-    profiler.attach(trainer)
-    return trainer
+        problem = f"Lightning's Trainer refuses its arguments: {error}"
+        raise ConfigError.of(WHERE, problem, f"Change {WHERE}.*") from error
+    return watch.trainer
 
 
 def _strategy(name: Literal["auto", "ddp", "fsdp"], world_size: int) -> Any:

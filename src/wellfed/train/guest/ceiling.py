@@ -13,7 +13,6 @@ from types import MethodType
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 
 from wellfed import generators
@@ -25,8 +24,6 @@ from wellfed.train.loop.ceiling import CEILING_BATCHES
 _HOOKS = {name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")}
 _OF_STEPS = {"on_before_batch_transfer", "on_after_batch_transfer"}
 """Hooks that are a part of the step."""
-_DONE_BEFORE = ("prepare_data", "setup", "teardown")
-"""Methods that training has already called."""
 
 
 def first_batches(loaders: Any, num_ranks: int) -> list[Delivery]:
@@ -35,17 +32,7 @@ def first_batches(loaders: Any, num_ranks: int) -> list[Delivery]:
     with generators.kept(loaders):
         found = [batch for batch, *_ in islice(iter(loader), CEILING_BATCHES) if batch is not None]
         loader.reset()
-    sizes = map(samples_of, found)
-    return [Delivery(batch, 0, 0, size * num_ranks, num_samples=size) for batch, size in zip(found, sizes, strict=True)]
-
-
-def least_of_ranks(num_steps: int, trainer: pl.Trainer) -> int:
-    """Returns the smallest number of all ranks, so that none waits for steps that others don't make."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return num_steps
-    least = torch.tensor(num_steps, device=trainer.strategy.root_device)
-    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-    return int(least)
+    return [Delivery(one, 0, 0, samples_of(one) * num_ranks, num_samples=samples_of(one)) for one in found]
 
 
 @contextmanager
@@ -56,14 +43,13 @@ def steps_alone(module: pl.LightningModule, data_module: Any = None, *, is_set_u
         data_module: module of data that are set up.
         is_set_up: False: the module's ``setup`` is called.
     """
-    instead: dict[str, Any] = {
-        name: MethodType(getattr(pl.LightningModule, name), module) for name in _HOOKS - _OF_STEPS
-    }
-    instead["configure_callbacks"] = list
-    if is_set_up:
-        instead |= dict.fromkeys((*_DONE_BEFORE, "configure_model"), _nothing)
-    of_data = {} if data_module is None else dict.fromkeys(_DONE_BEFORE, _nothing)
-    with replaced(module, instead), replaced(data_module, of_data):
+    done = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
+    own = {name: MethodType(getattr(pl.LightningModule, name), module) for name in _HOOKS - _OF_STEPS}
+    more = {**done, "configure_model": _nothing} if is_set_up else {}
+    with (
+        replaced(module, {**own, "configure_callbacks": list, **more}),
+        replaced(data_module, {} if data_module is None else done),
+    ):
         yield
 
 

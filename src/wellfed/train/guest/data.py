@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from wellfed import generators
 from wellfed.config.schema import RunConfig
-from wellfed.data import own_loader
-from wellfed.data.remade_loader import remade, typed_changes
+from wellfed.data.own_loader import is_stream
+from wellfed.data.remade_loader import remade, typed_changes, why_fixed
 from wellfed.errors import ConfigError
 from wellfed.ranks import own_local_rank, own_rank
 from wellfed.train.guest.marks import is_overridden
@@ -70,27 +70,26 @@ class GuestLoaders:
         """Returns whether there is a loader for a split."""
         return split in self.given or (self.owner is not None and is_overridden(self.owner, LOADERS[split]))
 
-    def step_size(self) -> int | None:
-        """Returns the samples of a batch of training; None = unknown before it is read."""
-        return own_loader.step_size(self.first)
-
     @property
     def name(self) -> str:
         """Classes of the loaders of training, and of what gives them."""
         kinds = " and ".join(sorted({type(one).__name__ for one in self.of_training}))
         return " of ".join(filter(None, [kinds, "" if self.owner is None else type(self.owner).__name__]))
 
-    def changed(self, config: RunConfig, split: str, loaders: Any) -> Any:
+    def changed(self, config: RunConfig, split: str, loaders: Any, parts: int = 1) -> Any:
         """Returns loaders of a split with what was typed changed in each DataLoader, for one rank.
+
+        Args:
+            parts: batches of a step of training, as ``memory.accumulate`` has it.
 
         Raises:
             ConfigError: a loader can't be made again so.
         """
         changes = self.changes(config, split)
-        if not changes or loaders is None:
+        if loaders is None or not (changes or parts > 1):
             return loaders
         made = copy.copy(combined(loaders))
-        made.flattened = [remade(one, changes, split) for one in made.flattened]
+        made.flattened = [part_of(remade(one, changes, split), parts) for one in made.flattened]
         return made if isinstance(loaders, CombinedLoader) else made.iterables
 
     def changes(self, config: RunConfig, split: str) -> dict[str, Any]:
@@ -123,6 +122,26 @@ class GuestLoaders:
         instead = {hook: partial(change, split, getattr(self.owner, hook)) for split, hook in hooks.items()}
         with replaced(self.owner, instead):
             yield
+
+
+def part_of(loader: Any, parts: int) -> Any:
+    """Returns the same DataLoader of training with batches of its ``batch_size`` over ``parts``.
+
+    Raises:
+        ConfigError: it can't be made again so.
+    """
+    if parts == 1:
+        return loader
+    why = why_fixed(loader)
+    if not why and (loader.batch_size is None or loader.batch_size % parts):
+        why = f"its batch_size is {loader.batch_size}"
+    elif not why and is_stream(loader.dataset) and loader.num_workers > 1:
+        why = f"each of its {loader.num_workers} workers makes whole batches of a stream"
+    if why:
+        problem = f"needs a train DataLoader that can be made again with 1/{parts} of its batch_size, and {why}."
+        way_out = "Set memory.accumulate=1, or hand over a DataLoader whose batch_size is a multiple."
+        raise ConfigError.of(f"memory.accumulate={parts}", problem, way_out)
+    return remade(loader, {"batch_size": loader.batch_size // parts})
 
 
 def combined(loaders: Any) -> CombinedLoader:
@@ -206,8 +225,8 @@ def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
 class Bare:
     """The engine's loader for Lightning: batches without their positions. It goes on where its position is."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
+    def __init__(self, loader: Any, *, drop_last: bool = False) -> None:
+        self._loader, self.drop_last = loader, drop_last
         self.latest: Any = None
         """Latest delivery without its batch."""
 

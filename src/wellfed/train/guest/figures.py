@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
 from wellfed.train.loop.figures import Figures
@@ -19,17 +18,14 @@ class LoggedFigures(pl.Callback):
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
-        self._trainer: pl.Trainer | None = None
+        self._trainer: Any = None
         self._written: dict[str, Any] = {}
         """Logged name -> latest written value, to recognise new values: Lightning keeps those of earlier epochs."""
-        self._added: set[str] = set()
-        """Names that are in Lightning's ``callback_metrics`` because of this callback."""
 
     @property
     def of_validation(self) -> list[str]:
         """Names of the metrics of validation that Lightning has, without ``val/``."""
-        known = () if self._trainer is None else self._trainer.callback_metrics
-        named = (name_in_metrics(name, "val") for name in known)
+        named = (name_in_metrics(name, "val") for name in self._trainer.callback_metrics)
         return [name.removeprefix("val/") for name in named if name.startswith("val/")]
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
@@ -47,18 +43,17 @@ class LoggedFigures(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if self._figures.step == self._figures.handed_over_step:
             return
-        values = self._new(trainer, "train")
+        values = self.new("train")
         if trainer.optimizers:
             values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         self._figures.trained(values)
-        self._make_known(trainer, "train", values)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._write(trainer, "val", self._new(trainer, "val"))
+            self._figures.write("val", self.new("val"))
 
     def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._write(trainer, "test", self._new(trainer, "test"))
+        self._figures.write("test", self.new("test"))
 
     def logged(self, values: Mapping[str, float]) -> None:
         """Writes metrics that Lightning, the module or a callback passes to a logger. Each is written once a step."""
@@ -66,48 +61,30 @@ class LoggedFigures(pl.Callback):
         if trainer is None or trainer.sanity_checking:
             return
         state = "test" if trainer.testing else "val" if trainer.validating else "train"
-        found: dict[str, dict[str, float]] = {}
         for name, value in values.items():
-            if name == "epoch" or (state != "train" and "_step" in name):  # one batch of an evaluation
-                continue
-            split, _, rest = name_in_metrics(name, state).partition("/")
-            found.setdefault(split, {})[rest.removesuffix("_step")] = value
-        known = trainer.callback_metrics
-        self._written.update({name: known[name] for name in values if name in known})
-        for split, named in found.items():
-            self._write(trainer, split, named)
+            if name != "epoch" and (state == "train" or "_step" not in name):  # else one batch of an evaluation
+                split, _, rest = name_in_metrics(name, state).partition("/")
+                self._figures.write(split, {rest.removesuffix("_step"): value})
+        self.new(state)  # written by now
 
-    def _write(self, trainer: pl.Trainer, split: str, values: Mapping[str, float]) -> None:
-        self._figures.write(split, values)
-        self._make_known(trainer, split, values)
+    def new(self, split: str) -> dict[str, float]:
+        """Returns new metrics of a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``.
 
-    def _make_known(self, trainer: pl.Trainer, split: str, values: Mapping[str, float]) -> None:
-        """Adds metrics under their names in metrics.csv, which monitors of callbacks and schedulers may use."""
-        known = trainer.callback_metrics
-        for name, value in values.items():
-            if (dotted := f"{split}/{name}") in self._added or dotted not in known:
-                self._added.add(dotted)
-                known[dotted] = torch.tensor(value)
-
-    def _new(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
-        """Returns new metrics of a split. ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
-        new = {
-            name: value
-            for name, value in trainer.callback_metrics.items()
-            if name not in self._added and _split_of(name) == split and value is not self._written.get(name)
-        }
-        self._written.update(new)
-        return {name[len(split) + 1 :].removesuffix("_step"): float(value) for name, value in new.items()}
+        Makes them known by the first name, too, which monitors of callbacks and schedulers may use.
+        """
+        known, found = self._trainer.callback_metrics, {}
+        for name in list(known):
+            dotted, value = name_in_metrics(name, ""), known[name]
+            if dotted.startswith(f"{split}/") and value is not self._written.get(name):
+                self._written[name] = self._written[dotted] = known[dotted] = value
+                found[dotted.partition("/")[2].removesuffix("_step")] = value
+        return {name: float(value) for name, value in found.items()}
 
 
 def name_in_metrics(name: str, state: str) -> str:
-    """Returns the name in metrics.csv of a split's logged metric: ``val/loss`` for ``val_loss``."""
-    split = _split_of(name)
-    return f"{split}/{name[len(split) + 1 :]}" if split else f"{state}/{name}"
-
-
-def _split_of(name: str) -> str | None:
-    return next((split for split in _SPLITS if name.startswith((f"{split}/", f"{split}_"))), None)
+    """Returns the name in metrics.csv of a metric that was logged in a state: ``val/loss`` for ``val_loss``."""
+    split = next((one for one in _SPLITS if name.startswith((f"{one}/", f"{one}_"))), None)
+    return f"{state}/{name}" if split is None else f"{split}/{name[len(split) + 1 :]}"
 
 
 def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,6 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.errors import WellfedError
 from wellfed.observe.telemetry.series import Phase
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
@@ -33,29 +32,23 @@ _OURS = "wellfed."
 
 
 class Watch(PassThroughProfiler):
-    """Marks of the clock around each fetch, times of the user's hooks, and names of callbacks in their errors."""
+    """Marks of the clock around each fetch, and times of the user's hooks."""
 
-    def __init__(self, clock: StepClock, callbacks: Mapping[str, pl.Callback], stop: StopRequest | None = None) -> None:
-        """
-        Args:
-            callbacks: the user's callbacks by the name that their errors get.
-            stop: request whose signals end a wait for a batch at once; None = a signal waits for the step.
-        """
+    trainer: pl.Trainer | None = None
+    """Its Trainer; None = it is not made yet."""
+
+    def __init__(self, clock: StepClock, stop: StopRequest | None = None) -> None:
+        """``stop``: request whose signals end a wait for a batch at once; None = a signal waits for the step."""
         super().__init__()
-        self._clock, self._names, self._stop = clock, callbacks, stop
-        self._trainer: pl.Trainer | None = None
+        self._clock, self._stop = clock, stop
         self._known: dict[str, AbstractContextManager[Any]] = {}
         self.is_waiting = self._is_of_step = False
         """A batch was asked for, and its step has not begun; it is the batch of another step."""
         self.before_fetch: Callable[[pl.Trainer], None] = lambda trainer: None
         """Called between two steps of an epoch, after the validation and the schedulers of the first."""
 
-    def attach(self, trainer: pl.Trainer) -> None:
-        """Connects the profiler with its Trainer."""
-        self._trainer = trainer
-
     def start(self, action_name: str) -> None:
-        trainer = self._trainer
+        trainer = self.trainer
         if trainer is None or not action_name.endswith(_FETCH):
             return
         self._is_of_step = not is_within_step(trainer, trainer.fit_loop.batch_idx)
@@ -67,12 +60,11 @@ class Watch(PassThroughProfiler):
                 self._stop.begin_wait()
 
     def stop(self, action_name: str) -> None:
-        if self._trainer is not None and action_name.endswith(_FETCH) and self._is_of_step:
+        if self.trainer is not None and action_name.endswith(_FETCH) and self._is_of_step:
             if self._stop is not None:
                 self._stop.is_stepping = True
             self._clock.got()
-            latest = latest_of(self._trainer)
-            epoch = self._trainer.current_epoch
+            latest, epoch = latest_of(self.trainer), self.trainer.current_epoch
             self._clock.copy_begins(epoch, *(() if latest is None else (latest.took, latest.copy_ahead_ms)))
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:
@@ -85,7 +77,7 @@ class Watch(PassThroughProfiler):
         """Returns the account of a user's hook, such as ``[Callback]Finetuning.on_fit_start``; else nothing."""
         kind, _, name = action.partition("]")
         owner, _, hook = name.rpartition(".")
-        trainer = self._trainer
+        trainer = self.trainer
         if trainer is None or not hook.startswith(_HOOKS) or hook.endswith("_batch_transfer"):
             return nullcontext()
         users: list[Any] = {
@@ -95,19 +87,15 @@ class Watch(PassThroughProfiler):
         }.get(kind, [])
         for one in users:
             if is_overridden(one, hook) and not type(one).__module__.startswith(_OURS):
-                names = [name for name, callback in self._names.items() if callback is one]
-                return _UsersHook(self._clock.wall, one, hook, *names)
+                return _UsersHook(self._clock.wall, f"{type(one).__name__}.{hook}")
         return nullcontext()
 
 
 class _UsersHook(AbstractContextManager[None]):
-    """Accounts the time of a hook as ``ClassName.hook``, and names a callback in its error."""
+    """Accounts the time of a hook as ``ClassName.hook``."""
 
-    def __init__(self, wall: Wall, owner: Any, hook: str, name: str = "") -> None:
-        """``name``: name of a callback in the configuration."""
-        self._wall, self._account = wall, f"{type(owner).__name__}.{hook}"
-        self._note = f"In {hook} of the callback {name} ({type(owner).__name__})." if name else ""
-        self._settles = not is_within_steps(self._account)
+    def __init__(self, wall: Wall, account: str) -> None:
+        self._wall, self._account, self._settles = wall, account, not is_within_steps(account)
         self._before: list[str | None] = []
 
     def __enter__(self) -> None:
@@ -117,8 +105,6 @@ class _UsersHook(AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> None:
         self._wall.back(self._before.pop())
-        if self._note and isinstance(error, Exception) and not isinstance(error, WellfedError):
-            error.add_note(self._note)
 
 
 class Together(pl.Callback):
@@ -158,8 +144,8 @@ def latest_of(trainer: pl.Trainer) -> Delivery | None:
 
 
 def is_within_step(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Returns whether more parts of the step follow."""
-    return bool((batch_idx + 1) % trainer.accumulate_grad_batches)
+    """Returns whether more batches of the step follow: ``memory.accumulate`` of them, or fewer at an epoch's end."""
+    return bool((batch_idx + 1) % trainer.accumulate_grad_batches) and not trainer.is_last_batch
 
 
 def samples_of(batch: Batch) -> int:
@@ -176,14 +162,12 @@ class Steps(pl.Callback):
 
     def __init__(self, clock: StepClock, watch: Watch, watchers: Watchers, *, warmup_steps: int = WARMUP_STEPS) -> None:
         self._clock, self._watch, self._watchers, self._warmup_left = clock, watch, watchers, warmup_steps
-        self._own = self._largest = self._parts = 0
-        """Samples of this rank in the step so far, samples of its largest part, number of parts."""
+        self._samples = self._parts = self.largest = 0
+        """Samples of all ranks and batches in the step so far; samples of its largest batch on this rank."""
         self._has_begun = self._has_stepped = False
         """A batch has come; an optimizer's step was seen. Without one, its time would count as another phase's."""
         self._before: tuple[Phase, str | None] = "train", None
         """Phase and account before a validation."""
-        self.samples = 0
-        """Samples of the latest step on this rank."""
         self.is_in_step = False
         """A batch has reached the device, and its step is not done."""
         self.growth = MemoryGrowth(torch.device("cpu"))
@@ -202,20 +186,20 @@ class Steps(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.interrupt()
-        self._own = self._largest = self._parts = 0  # a hook may have ended the epoch within a step
+        self._samples = self._parts = self.largest = 0  # a hook may have ended the epoch within a step
         self.is_in_step = False
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        size, watchers = samples_of(batch), self._watchers
+        size, latest = samples_of(batch), latest_of(trainer)
         if not self._parts:
             self._clock.copied()
         self.is_in_step = True
         self._watch.is_waiting = False
-        self._own, self._largest, self._parts = self._own + size, max(self._largest, size), self._parts + 1
-        self.samples = self._own
+        self._samples += size * trainer.world_size if latest is None else latest.total
+        self.largest, self._parts = max(self.largest, size), self._parts + 1
         if not self._has_begun:
             self._has_begun = True
-            watchers.on_first_batch(batches.bytes_by_dtype(batch))
+            self._watchers.on_first_batch(batches.bytes_by_dtype(batch))
         self._begin(FORWARD)
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
@@ -238,13 +222,11 @@ class Steps(pl.Callback):
             return
         step, watchers = trainer.global_step, self._watchers
         self.growth.note(step)
-        latest = latest_of(trainer)
-        total = latest.total if latest is not None else self._own * trainer.world_size
         is_warmup = self._warmup_left > 0 or watchers.is_slowed
         if getattr(module, "was_disturbed", False):
             module.was_disturbed, is_warmup = False, True
         is_due = self._clock.end(
-            step=step, samples=total, micro_batch=self._largest, num_micro=self._parts, warmup=is_warmup
+            step=step, samples=self._samples, micro_batch=self.largest, num_micro=self._parts, warmup=is_warmup
         )
         self._warmup_left = max(0, self._warmup_left - 1)
         if is_due:
@@ -256,8 +238,8 @@ class Steps(pl.Callback):
         if watchers.sync_search is not None:
             next(watchers.sync_search, None)
         of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)
-        watchers.on_step(step, trainer.current_epoch + of_epoch, total)
-        self._own = self._largest = self._parts = 0
+        watchers.on_step(step, trainer.current_epoch + of_epoch, self._samples)
+        self._samples = self._parts = self.largest = 0
         self.is_in_step = False
         if watchers.bar is not None:
             watchers.bar.look("training", step)

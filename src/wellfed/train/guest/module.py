@@ -14,7 +14,6 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureSource
 from wellfed.record.entries import OnEvent
 from wellfed.train.guest.marks import latest_of, samples_of
-from wellfed.train.guest.sharding import whole
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.plain_model.split_metrics import SplitMetrics
 from wellfed.train.step.loss import Loss
@@ -57,8 +56,7 @@ class PlainModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         if self._features is not None:
-            with whole(self.trainer.strategy):
-                self._features.hold(self.model, self.device, self._on_event)
+            self._features.hold(self.model, self.device, self._on_event)
 
     on_validation_start = on_test_start = on_fit_start
 
@@ -67,12 +65,12 @@ class PlainModule(pl.LightningModule):
         return None if self._features is None else self._features.source
 
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
-        position, part = Delivery(batch, self.current_epoch, number, 0), 0
+        epoch, part = self.current_epoch, 0
         if split == "train":
-            part = number % self.trainer.accumulate_grad_batches
             if (latest := latest_of(self.trainer)) is not None:
-                position.epoch, position.index = latest.epoch, latest.index
-        return self._prepare[split](batch, position, part, self._source)
+                epoch, number = latest.epoch, latest.index
+            number, part = divmod(number, self.trainer.accumulate_grad_batches)
+        return self._prepare[split](batch, Delivery(batch, epoch, number, 0), part, self._source)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         output = self._loss(self._prepared("train", batch, batch_idx))

@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ class Saves(Checkpoint):
         """Sum of the losses since the last check, if any."""
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
-        self._trainer: Any = None
         self._saved_at_s = time.monotonic()
         self._step = self._checked_step = 0
         self._is_due = False
@@ -76,8 +76,7 @@ class Saves(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
-        self._trainer = trainer
-        self.files.begin(self.write, trainer.strategy.broadcast, trainer.global_rank)
+        self.files.begin(partial(self._write, trainer), trainer.strategy.broadcast, trainer.global_rank)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._saved_at_s = time.monotonic()
         if self._by_monitor and (found := monitored(trainer)) is not None:
@@ -92,7 +91,6 @@ class Saves(Checkpoint):
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer, batch_idx):
             return
-        self._place.count(is_last=trainer.is_last_batch)
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
         saves, checks = self.files.every_steps, self._check_every
         self._is_due |= saves is not None and self._step // saves > before // saves
@@ -104,11 +102,13 @@ class Saves(Checkpoint):
 
     def _between_steps(self, trainer: pl.Trainer) -> None:
         """Saves and stops if due, after a step and its validation."""
+        if self._place.rng is not None:
+            self._place.restore_rng()
         minutes = self.files.minutes
         is_asked = self._stop.signum is not None
         is_time = minutes is not None and time.monotonic() - self._saved_at_s >= 60 * minutes
         if trainer.world_size > 1:  # all save and stop together; to agree waits for the device
-            is_turn, any_of = self._place.batches % AGREE_EVERY_STEPS == 0, trainer.strategy.reduce_boolean_decision
+            is_turn, any_of = self._place.steps % AGREE_EVERY_STEPS == 0, trainer.strategy.reduce_boolean_decision
             is_asked, is_time = (is_turn and any_of(flag, all=False) for flag in (is_asked, is_time))
         if is_asked:
             self._save_before_end(trainer)
@@ -134,7 +134,7 @@ class Saves(Checkpoint):
         if isinstance(exception, Stopped) and self._watch.is_waiting:  # a signal has ended the wait for a batch
             self._save_before_end(trainer)
 
-    # -- the best checkpoint --------------------------------------------------------------------------------------
+    # -- saving ---------------------------------------------------------------------------------------------------
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -146,8 +146,6 @@ class Saves(Checkpoint):
             files.save_best(0.0 if value is None else value, trainer.global_step)
         self.pruned = trainer.strategy.broadcast(self._prune(trainer.global_step))
         trainer.should_stop |= self.pruned is not None
-
-    # -- saving ---------------------------------------------------------------------------------------------------
 
     def _save_before_end(self, trainer: pl.Trainer) -> None:
         """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
@@ -171,11 +169,11 @@ class Saves(Checkpoint):
             raise non_finite(self._checked_step + 1, trainer.global_step)
         self._checked_step = trainer.global_step
 
-    def write(self, path: Path, more: Mapping[str, Any]) -> None:
+    def _write(self, trainer: pl.Trainer, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries."""
         self._more = more
         try:
-            self._trainer.save_checkpoint(path)
+            trainer.save_checkpoint(path)
         finally:
             self._more = {}
 

@@ -1,8 +1,7 @@
-"""Shards a module over several cards (FSDP). FSDP is imported at its use, since few runs shard."""
+"""Shards a LightningModule over several cards (FSDP). FSDP is imported at its use, since few runs shard."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -45,12 +44,3 @@ def fsdp_strategy(timeout: timedelta) -> FSDPStrategy:
         mixed_precision=MixedPrecision(),
         sync_module_states=True,
     )
-
-
-def whole(strategy: Any) -> AbstractContextManager[Any]:
-    """Returns a context in which each rank has the whole model on its device. All ranks must enter it."""
-    if not isinstance(strategy, FSDPStrategy):
-        return nullcontext()
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    return FullyShardedDataParallel.summon_full_params(strategy.model, writeback=False)
