@@ -41,15 +41,16 @@ if settings().derandomize:
 
 
 class LeanLightning(MetaPathFinder):
-    """Imports torchmetrics as a run does when a test file is the first to import Lightning: all of it takes longer than
-    torch."""
+    """Imports torchmetrics and the compiler of torch as a run does when a test file is the first to import Lightning:
+    each takes as long as torch."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "lightning":
             sys.meta_path.remove(self)
-            from wellfed.observe.loggers.late_imports import defer_torchmetrics
+            from wellfed.observe.loggers import late_imports
 
-            defer_torchmetrics()
+            late_imports.defer_torchmetrics()
+            late_imports.defer_dynamo()
 
 
 sys.meta_path.insert(0, LeanLightning())

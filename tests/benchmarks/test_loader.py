@@ -30,6 +30,7 @@ def test_a_device_with_steps_of_a_millisecond_is_busy(data):
     assert max(raw["naive"]) < 0.5  # what is measured can be low
 
 
+@pytest.mark.slow
 def test_every_variant_is_measured_once_a_round(data):
     for raw in loader.measure(data, 8192, rounds=2, seconds=0.001):
         assert list(raw) == ["limit", "naive", "ours, inline", "ours, threads"]

@@ -57,8 +57,8 @@ LEFT_OUT = {"metric", "typed", "workload.effective_batch_size=512", "trainer.max
 """Heads of columns that are lines on a terminal, and overrides that a number stands for."""
 COMMANDS = [
     ["runs"],
-    ["leaderboard", "quick"],
-    ["report", "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"],
+    slow(["leaderboard", "quick"]),
+    slow(["report", "2026-01-01_00-00-00_aaaa", "2026-01-02_00-00-00_bbbb"]),
     slow(["diagnose", "2026-01-01_00-00-00_aaaa"]),
     slow(["doctor"]),
 ]
@@ -90,6 +90,7 @@ def test_a_verdict_has_its_colour(folder: Path) -> None:
     assert "\x1b[31mStarved\x1b[0m" in terminal.sent
 
 
+@pytest.mark.slow
 @has_terminals
 def test_a_window_of_20_columns_shows_all(folder: Path) -> None:
     terminal = SmallTerminal([sys.executable, "-m", "wellfed", "runs"], environment(), columns=20)

@@ -203,6 +203,7 @@ def test_another_config_dir(tmp_path):
     assert {"workload.data", "workload.model"} == {fault.where for fault in raised.value.faults}
 
 
+@pytest.mark.slow  # tests/plan/test_golden.py composes each
 def test_every_gpu_loader_and_memory_go_together():
     """Each option sets its own group only, so all 216 follow from composing each option once."""
     base = once()
@@ -221,6 +222,7 @@ def test_every_gpu_loader_and_memory_go_together():
         assert rule_faults(replace(base.config, **chosen)) == [], combination
 
 
+@pytest.mark.slow  # tests/config/files/test_knobs_page.py
 def test_every_other_option_composes(all_installed):
     """As many of them together as there are groups. Experiments: tests/every/test_workloads.py."""
     found = {group: options(group) for group in ("workload", "trainer", "callbacks", "telemetry", "logger", "paths")}
@@ -240,6 +242,7 @@ def test_gpu_options_hold_nine_tenths_of_the_card():
     }
 
 
+@pytest.mark.slow
 def test_trainer_telemetry_and_logger_options():
     trainers = {name: once(f"trainer={name}").config.trainer for name in options("trainer")}
     assert all(trainer.max_steps is None and trainer.max_epochs for trainer in trainers.values())

@@ -52,7 +52,7 @@ sys.exit(run())
         (["--help"], 0, "  monitor "),
         slow(["train", "--help"], 0, "wellfed train gpu=24gb loader=aggressive"),
         slow(["train", "--cfg", "job"], 0, "effective_batch_size: 2048"),
-        (["train", "gpu=42gb"], 2, "gpu=42gb"),
+        slow(["train", "gpu=42gb"], 2, "gpu=42gb"),
         slow(["train", "sweep=quick"], 2, "Add -m: wellfed train -m sweep=quick"),
         slow(["sweep", "gpu=42gb"], 2, "gpu=42gb"),
         slow(["tune", "--force", "--cfg", "job"], 0, "replace: true"),
@@ -90,7 +90,7 @@ def test_the_command_answers_before_torch(args, code, words, tmp_path):
             2,
             "has no effect without worker processes",
         ),
-        ("tune.py", ["--help", "tune.max_minutes=7"], 0, "for this machine: a few minutes, at most 7"),
+        slow("tune.py", ["--help", "tune.max_minutes=7"], 0, "for this machine: a few minutes, at most 7"),
         slow("tune.py", ["gpu=42gb", "tune.round=3", "seed=x"], 2, "3 faults in the configuration; nothing was run."),
         slow("tune.py", ["resume=auto"], 2, "an interrupted tune goes on by the same command"),
         slow("tune.py", ["-m", "seed=1,2"], 2, "-m: runs a grid, and a tune is one search."),
@@ -205,12 +205,12 @@ def test_faults_are_told_by_every_flag(capsys, flags):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--hydra-help"], "== Flags =="),
+        slow(["--hydra-help"], "== Flags =="),
         slow(["--info", "searchpath"], "structured://"),
         (["--info", "plugins"], "BasicLauncher"),
         (["--cfg", "hydra", "-p", "hydra.job"], "name: train"),
-        (["--cfg", "job", "-p", "gpu"], "# @package gpu"),
-        (["--cfg", "job", "--resolve"], "log_dir: logs"),
+        slow(["--cfg", "job", "-p", "gpu"], "# @package gpu"),
+        slow(["--cfg", "job", "--resolve"], "log_dir: logs"),
         (["--help", "loader=baseline"], "baseline*"),
     ],
 )
@@ -281,6 +281,7 @@ def test_multirun_calls_the_job_for_each_point(tmp_path):
     assert jobs.seen[0].choices["gpu"] == "8gb"
 
 
+@pytest.mark.slow
 def test_multirun_fails_when_no_job_is_ok():
     assert main("train", Jobs(1, 3), sweep("seed=3,4")) == 1
 
@@ -309,6 +310,7 @@ def test_an_axis_that_can_not_be_composed(capsys, points, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_multirun_not_only_its_job(tmp_path):
     seen = []
 

@@ -26,7 +26,7 @@ def test_groups_with_options_and_the_choice():
     assert "$" not in train_help()
 
 
-@pytest.mark.parametrize("name", ["train", "tune"])
+@pytest.mark.parametrize("name", ["train", pytest.param("tune", marks=pytest.mark.slow)])
 def test_groups_come_as_in_the_primary_config(name: str) -> None:
     lines = help_text(open_hydra(), name, []).partition("chosen now):")[2].splitlines()
     groups = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].isalpha()]
@@ -49,6 +49,7 @@ def test_the_examples_compose():
         assert compose(words).overrides == tuple(words)
 
 
+@pytest.mark.slow
 def test_every_point_of_the_multirun_examples_composes():
     multiruns = [words[1:] for words in examples(train_help(), "train.py") if "-m" in words]
     assert len(multiruns) == 3

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.kit import own_loaders as given
+from tests.kit.few import slow
 from tests.kit.gloo_ranks import join, leave, of_ranks
 from tests.kit.own_loaders import LOADERS
 from wellfed import generators
@@ -17,7 +18,8 @@ from wellfed.data.rank_batches import shared_out
 from wellfed.errors import ConfigError, DataError
 
 EPOCHS, SEED = 3, 4
-by_loader = pytest.mark.parametrize("name", LOADERS)
+SLOW = {"worker_init_fn", "workers that stay", "a stream with workers", "last left out", "a generator, last left out"}
+by_loader = pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in LOADERS])
 
 
 def plainly(name: str) -> list[list[Any]]:

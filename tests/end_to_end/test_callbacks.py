@@ -85,6 +85,7 @@ def own(name: str) -> str:
     return f"+callbacks.{name.lower()}._target_=mine.{name}"
 
 
+@pytest.mark.slow  # tests/train/guest/test_guest_runs.py
 def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_names_it(mine: Path) -> None:
     done = train(*QUICK, own("Norms"), "trainer.max_steps=5", cwd=mine, PYTHONPATH=str(mine))
     assert done.code == 0, done.text

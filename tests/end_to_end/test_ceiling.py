@@ -102,6 +102,7 @@ def test_a_machine_that_was_slower_while_training_is_no_gain_that_is_promised(mi
     assert "Ceiling doubtful" not in done.out  # said where the ceiling stands
 
 
+@pytest.mark.slow  # tests/run/passes/test_passes.py
 def test_a_ceiling_that_fails_costs_a_figure(mine: Path) -> None:
     done, record, _ = trained(mine, "+workload.model.good_steps=66")
     assert record["ceiling"] is None

@@ -95,6 +95,7 @@ def test_auto_takes_what_the_first_batches_show(mine: Path, workload: str, ms: i
         assert chosen["because"].count(" ms") == len(backends)
 
 
+@pytest.mark.slow
 def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) -> None:
     done = own(mine, "items", "+workload.data.bad=3")
     assert done.code == 1, done.text

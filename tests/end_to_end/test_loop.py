@@ -5,11 +5,12 @@ from statistics import median
 import pytest
 
 from benchmarks.loop import LOOPS, MOST_CALLS, TURN, calls_a_step, measure, over_raw
+from tests.kit.few import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("name", ["ours", "ours_bare"])
+@pytest.mark.parametrize("name", ["ours", slow("ours_bare")])
 def test_a_run_adds_few_calls_to_a_step(name: str) -> None:
     """No other process changes these counts, as it changes times. `benchmarks/loop.py --calls` lists them."""
     found = calls_a_step(["raw", name])

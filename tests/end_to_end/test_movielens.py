@@ -28,6 +28,7 @@ def ml_100k(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # its files: tests/workloads/recsys
 def test_it_trains_on_movielens_files(ml_100k: Path, tmp_path: Path) -> None:
     done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
     assert done.code == 0, done.text

@@ -144,6 +144,7 @@ def own(mine: Path, workload: str, *arguments: str) -> Done:
     )
 
 
+@pytest.mark.slow  # test_guests.py
 def test_a_finished_lightning_module_trains_with_all_figures(mine: Path) -> None:
     done = own(mine, "lit", "telemetry.ceiling_steps=5", "trainer.best_metric=loss", "trainer.best_mode=min")
     assert done.code == 0, done.text
@@ -167,6 +168,7 @@ def test_batch_norm_is_never_split(mine: Path) -> None:
     assert done.code == 0, done.text
 
 
+@pytest.mark.slow  # tests/run/objects/test_assemble.py
 def test_a_plain_module_needs_an_optimizer(mine: Path) -> None:
     done = own(mine, "bare")
     assert done.code == 2

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.commands import ROOT, Done, only_folder, record_of, run
-from tests.kit.few import few
 from wellfed.extras import PACKAGES
 
 SMALL = ("logger=none", "workload.data.num_series=4", "workload.data.num_days=300", "trainer.max_steps=30")
@@ -80,7 +79,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", few(CASES, 1))
+@pytest.mark.slow  # tests/test_extras.py, tests/config/faults
+@pytest.mark.parametrize("case", CASES)
 def test_a_missing_package_is_one_message_and_nothing_is_run(case: str, tmp_path: Path):
     package, arguments, made = CASES[case]
     if made is not None:

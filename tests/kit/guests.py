@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
 from wellfed.generators import seed_everything
 from wellfed.observe.hardware.detect import machine
 from wellfed.process import StopRequest

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.composed import compose
 from tests.kit.examples import examples
 from tests.kit.few import few
 from tests.kit.machines import GIB, H200, LAPTOP, SMALL, TWO, card, machine
-from wellfed.config.compose import compose
 from wellfed.config.schema import (
     Accelerator,
     Allocator,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.composed import compose
 from tests.kit.machines import H200
-from wellfed.config.compose import compose
 from wellfed.observe.hardware.profiles import with_cards
 from wellfed.plan.decide import plan_run
 from wellfed.plan.device import plan_device

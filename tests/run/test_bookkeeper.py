@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.composed import compose
 from tests.kit.few import few
-from wellfed.config.compose import compose
 from wellfed.explain.diagnosis.finding import Finding
 from wellfed.observe.loggers.sink import Sink
 from wellfed.observe.timing.step_clock import StepRow

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.end_to_end.commands import weights_of
+from tests.kit.composed import compose
 from tests.kit.own_run import run_own
-from wellfed.config.compose import compose
 from wellfed.config.schema import ScheduleConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import EXIT_OUT_OF_MEMORY, RestartNeeded
@@ -160,6 +160,7 @@ class Evaluated(nn.Module):
         return LossOutput((self.net(batch["x"]) - batch["y"]).float().square().mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-true"])
 def test_an_evaluation_is_repeated_in_the_precision_of_the_run(
     tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
@@ -178,6 +179,7 @@ def test_an_evaluation_is_repeated_in_the_precision_of_the_run(
     assert found[1] == pytest.approx(found[0], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_works_on_one_weight_at_a_time_does_so_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

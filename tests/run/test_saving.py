@@ -163,7 +163,7 @@ def rows_of(folder: Path, splits: tuple[str, ...]) -> dict[tuple[str, ...], str]
         ("Model", "null", 2, ("train", "val", "test")),
         slow("Model", "null", 50, ("train", "val", "test")),  # no row is written before the validation
         slow("Model", "4", 2, ("train", "val", "test")),
-        ("Own", "null", 2, ("val",)),  # the sums of its metrics are Lightning's, and in no checkpoint
+        slow("Own", "null", 2, ("val",)),  # the sums of its metrics are Lightning's, and in no checkpoint
     ],
 )
 def test_a_validation_that_fails_is_repeated_by_the_resumed_run(
@@ -221,6 +221,7 @@ def nan_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "loss", broken)
 
 
+@pytest.mark.slow
 def test_what_a_nan_leaves_is_named_as_resume_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +238,7 @@ def test_what_a_nan_leaves_is_named_as_resume_finds_it(
     assert f"last saved step 3 of 5. resume={elsewhere} goes on from step 3 (last.ckpt)." in told
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_checkpoint_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +255,7 @@ def test_a_signal_while_a_checkpoint_fails(
     assert "last saved step 3 of 5." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damaged", [False, True], ids=["another model", "a checkpoint without what a resume needs"])
+@pytest.mark.parametrize("damaged", [slow(False, id="another model"), pytest.param(True, id="not what a resume needs")])
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: bool
 ) -> None:
@@ -281,6 +283,7 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
     torch.save(state, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["lr_schedulers", *map(slow, ("optimizer_states", "position"))])
 def test_a_checkpoint_with_other_content_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
 from wellfed.errors import EXIT_OUT_OF_MEMORY, RestartNeeded
 from wellfed.ranks import lightnings_launch
 from wellfed.record.entries import RunRecord

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.composed import compose
 from tests.kit.evidence_of import walled
-from wellfed.config.compose import compose
 from wellfed.record.entries import RunRecord
 from wellfed.run import train
 from wellfed.run.folder.log import log_file

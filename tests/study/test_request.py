@@ -33,7 +33,7 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search=optuna", "workload.data.secret_scale=interval(0.1,0.9)"], ["is a secret by its name, and a search"]),
         (["search=optuna", "hydra/launcher=basic", "seed=1,2"], ["other launchers can't", "search=grid"]),
         (["search=optuna", "trainer.best_metric=loss", "seed=1,2"], ["does not say whether more is better"]),
-    ], 8),
+    ], 4),
 )  # fmt: skip
 def test_what_no_search_can_be_made_of(
     capsys: pytest.CaptureFixture[str],
@@ -49,7 +49,7 @@ def test_what_no_search_can_be_made_of(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("group", ["sweep", "search"])
+@pytest.mark.parametrize("group", few(["sweep", "search"], 1))
 def test_an_option_that_sets_other_groups_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
@@ -68,7 +68,7 @@ def test_an_option_that_sets_other_groups_is_refused(
     assert [*tmp_path.iterdir()] == [tmp_path / "mine"]
 
 
-@pytest.mark.parametrize("option", ["optuna", "grid"])
+@pytest.mark.parametrize("option", few(["optuna", "grid"], 1))
 def test_a_search_option_needs_multirun(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert main("train", lambda composed: 0, [f"search={option}"]) == 2
     assert f"Add -m: python src/train.py -m search={option}" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from tests.kit import made
+from tests.kit.composed import compose
 from tests.kit.made_rows import write_rows
-from wellfed.config.compose import compose
 from wellfed.errors import ConfigError
 from wellfed.record.entries import RunRecord, Status
 from wellfed.run.folder.resume import Target
@@ -149,6 +149,7 @@ def test_what_the_same_command_runs_again(tmp_path: Path, status: Status) -> Non
     assert Kept(tmp_path, SAMPLES_PER_S, "abc", [status]).missing(["a"]) == ["a"]
 
 
+@pytest.mark.slow
 def test_a_board_of_two_thousand_trials_is_there_within_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

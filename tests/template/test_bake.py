@@ -115,6 +115,7 @@ def test_awkward_answers(awkward: Path):
         assert done.code == 0, done.text
 
 
+@pytest.mark.slow  # test_hooks.py
 @pytest.mark.parametrize("given", [{"package_name": "3d_nets"}, {"project_name": "click"}])
 def test_bad_answers_leave_nothing(given: dict[str, str], template: Path, tmp_path: Path):
     work = tmp_path / "work"

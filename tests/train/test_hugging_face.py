@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers  # its models are imported when the first is used, not by each test process
 from torch import Tensor
 
+from tests.kit.few import slow
 from wellfed.batches import Delivery, to_device
 from wellfed.errors import ConfigError, DataError
 from wellfed.train.hugging_face import TransformersModel, from_transformers
@@ -34,8 +34,15 @@ T5 = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layer
 T5 |= {"dropout_rate": 0.0, "decoder_start_token_id": 0}
 
 
+def of_transformers(name: str) -> Any:
+    """Returns a class; transformers is imported by the first test that needs it, not by each test process."""
+    import transformers
+
+    return getattr(transformers, name)
+
+
 def gpt2() -> Any:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+    return of_transformers("GPT2LMHeadModel")(of_transformers("GPT2Config")(**GPT2))
 
 
 def gpt2_with_lora() -> Any:
@@ -45,19 +52,19 @@ def gpt2_with_lora() -> Any:
 
 
 def masked() -> Any:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**BERT))
+    return of_transformers("BertForMaskedLM")(of_transformers("BertConfig")(**BERT))
 
 
 def token_classes() -> Any:
-    return transformers.BertForTokenClassification(transformers.BertConfig(**BERT, num_labels=4))
+    return of_transformers("BertForTokenClassification")(of_transformers("BertConfig")(**BERT, num_labels=4))
 
 
 def classes() -> Any:
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**BERT, num_labels=3))
+    return of_transformers("BertForSequenceClassification")(of_transformers("BertConfig")(**BERT, num_labels=3))
 
 
 def translation() -> Any:
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    return of_transformers("T5ForConditionalGeneration")(of_transformers("T5Config")(**T5))
 
 
 def batch(model: Any, *, is_empty: bool = False) -> Any:
@@ -67,13 +74,13 @@ def batch(model: Any, *, is_empty: bool = False) -> Any:
     lengths = torch.tensor([9, 2, 5, 3, 9, 4])
     mask = (torch.arange(LENGTH) < lengths[:, None]).long()
     labels = torch.where(mask.bool(), ids, -100)
-    if isinstance(model, transformers.BertForSequenceClassification):
+    if isinstance(model, of_transformers("BertForSequenceClassification")):
         labels = ids[:, 0] % 3
-    elif isinstance(model, transformers.BertForTokenClassification):
+    elif isinstance(model, of_transformers("BertForTokenClassification")):
         labels = torch.where(mask.bool(), ids % 4, -100)
     if is_empty:
         labels[1] = -100
-    return transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    return of_transformers("BatchEncoding")({"input_ids": ids, "attention_mask": mask, "labels": labels})
 
 
 def gradients(made: TransformersModel, whole: Any, micro: int) -> tuple[Tensor, Tensor]:
@@ -96,7 +103,7 @@ def gradients(made: TransformersModel, whole: Any, micro: int) -> tuple[Tensor, 
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft asks for it by its old name
-@pytest.mark.parametrize("make", [gpt2, gpt2_with_lora, masked, token_classes, classes, translation])
+@pytest.mark.parametrize("make", [gpt2, classes, *map(slow, (gpt2_with_lora, masked, token_classes, translation))])
 def test_split_batches_give_the_same_gradients(make: Any) -> None:
     torch.manual_seed(2)
     model = make()
@@ -135,12 +142,13 @@ def test_logits_and_labels_are_there_for_metrics() -> None:
     ("given", "words"),
     [
         ({"model": "GPT2LMHeadModel"}, "model=GPT2LMHeadModel.*not a model.*GPT2LMHeadModel.from_pretrained"),
-        ({"model": gpt2(), "weight": "words"}, "weight=words.*rows, tokens, next_tokens"),
+        ({"model": gpt2, "weight": "words"}, "weight=words.*rows, tokens, next_tokens"),
     ],
 )
 def test_wrong_arguments_are_faults(given: dict[str, Any], words: str) -> None:
+    made = {name: value() if callable(value) else value for name, value in given.items()}
     with pytest.raises(ConfigError, match=words):
-        from_transformers(**given)
+        from_transformers(**made)
 
 
 def test_a_batch_without_labels_is_a_fault() -> None:
@@ -150,7 +158,7 @@ def test_a_batch_without_labels_is_a_fault() -> None:
 
 
 def test_a_loss_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    model = transformers.BertForPreTraining(transformers.BertConfig(**BERT))
+    model = of_transformers("BertForPreTraining")(of_transformers("BertConfig")(**BERT))
     assert from_transformers(model).loss_weight(batch(model)) == ROWS
     assert "BertForPreTraining: what its loss is a mean over is not known; rows are assumed" in caplog.text
     assert from_transformers(model, weight="tokens").loss_weight(batch(model)) == 32

@@ -99,6 +99,7 @@ def test_steps_and_samples(name: str, tmp_path: Path) -> None:
         assert all(float(row["forward_ms"]) >= 10 for row in rows[5:-1])
 
 
+@pytest.mark.slow
 def test_validations_within_an_epoch_are_told_by_their_steps(tmp_path: Path) -> None:
     loop = (
         "for number, batch in enumerate(loader(320)):\n    train([batch])\n    if number % 5 == 4: evaluate(loader())"

@@ -58,7 +58,7 @@ def ended(*command: str, cwd: Path) -> tuple[int, bytes, str]:
     return done.returncode, done.stdout, done.stderr.decode()
 
 
-@pytest.mark.parametrize("name", few(SCRIPTS, 4))
+@pytest.mark.parametrize("name", few(SCRIPTS, 2))
 def test_a_script_ends_as_with_python(name: str, tmp_path: Path) -> None:
     """A traceback has frames of the watch, too."""
     (tmp_path / "script.py").write_text(SCRIPTS[name])
@@ -76,7 +76,7 @@ def test_a_signal_ends_it_as_with_python(tmp_path: Path) -> None:
     assert ended("-m", "wellfed", "watch", "script.py", cwd=tmp_path)[0] == -signal.SIGINT
 
 
-@pytest.mark.parametrize("words", [["-m", "package", "--lr", "1"], ["package"], ["-m", "package.tool"]])
+@pytest.mark.parametrize("words", few([["-m", "package", "--lr", "1"], ["package"], ["-m", "package.tool"]], 1))
 def test_modules_and_folders(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     tells = "import sys; print(sys.argv[1:], sys.path[0], __name__, __spec__ and __spec__.name, __package__)"

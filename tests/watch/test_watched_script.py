@@ -53,6 +53,7 @@ def test_nothing_changes_in_what_a_script_computes(script: str, arguments: list[
     assert record_of(tmp_path).status == "ok"
 
 
+@pytest.mark.slow
 def test_a_loop_without_a_loader(tmp_path: Path) -> None:
     """Also a whole model, saved while its calls are watched, needs no wellfed."""
     alone = ended(SCRIPTS / "char_transformer.py", tmp_path / "alone.pt", cwd=tmp_path)
@@ -137,6 +138,7 @@ for _ in range(5):
     assert record_of(tmp_path).steps == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     few(["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(4)", "raise ValueError('a bad batch')"], 1),

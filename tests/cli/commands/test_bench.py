@@ -18,7 +18,7 @@ import yaml
 
 from tests.end_to_end.commands import ROOT, environment
 from tests.kit.bench_project import git, make_project
-from tests.kit.few import slow
+from tests.kit.few import few
 from wellfed.cli import main as cli
 from wellfed.cli.commands import bench
 
@@ -122,7 +122,7 @@ FAILS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAILS)
+@pytest.mark.parametrize("kind", few(FAILS, 1))
 def test_a_round_that_shows_nothing_gives_no_verdict(
     project: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -140,6 +140,7 @@ def test_a_round_that_shows_nothing_gives_no_verdict(
     assert is_clean(project)
 
 
+@pytest.mark.slow
 def test_a_bench_leaves_no_checkpoints_no_secrets_and_no_run_to_resume(project: Path) -> None:
     (project / "src" / "after.txt").write_text(
         "(folder / 'checkpoints').mkdir(); (folder / 'checkpoints' / 'last.ckpt').touch()\n"
@@ -154,7 +155,8 @@ def test_a_bench_leaves_no_checkpoints_no_secrets_and_no_run_to_resume(project: 
     assert "PLANTED" not in log.read_text()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, slow(signal.SIGTERM)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_what_is_known_and_nothing_that_runs(project: Path, signum: signal.Signals) -> None:
     (project / "src" / "before.txt").write_text("if folder.name.startswith('2'): time.sleep(100)")
     command = [sys.executable, "-m", "wellfed", "bench", *TYPED, "--against", "HEAD", "--max-slower", "5%"]

@@ -89,6 +89,7 @@ def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: 
     assert "  # measured: why loader.num_workers\n  num_workers: 6\n" in mine.read_text()
 
 
+@pytest.mark.slow
 def test_knobs_of_an_experiment_in_the_sweep_are_kept(tmp_path: Path, configs: Path) -> None:
     """It sets knobs of the loader, after the option."""
     sweep = made.sweep_file({"loader": ("balanced",)}, ("workload=forecast", "experiment=forecast_starved"))
@@ -122,6 +123,7 @@ def test_it_is_written_where_the_command_searches(
     assert [(each / "experiment" / "mine.yaml").is_file() for each in (other, configs)] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_tie_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = made.sweep_file({"loader": ("balanced", "aggressive")})
     less, best = sweep.points
@@ -132,6 +134,7 @@ def test_a_tie_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert f"1 other point can't be told apart from it (rank 1=); {less.id} needs the least memory" in out
 
 
+@pytest.mark.slow
 def test_another_point_can_be_chosen(folder: Path, mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = BOARD.ranked[-1]
     made.write_record(folder / other.row.folder, plan={**made.PLAN, "loader.num_workers": 2})

@@ -44,6 +44,7 @@ def doctor(fake_driver, scenario, *arguments, **variables):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize("visible", [slow("1,0"), "GPU-200bbbb,GPU-4090"])
 def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):

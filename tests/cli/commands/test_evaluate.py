@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import FAST, Done, run
+from tests.kit.few import slow
 from wellfed.cli import main as cli
 from wellfed.cli.commands import entry_scripts
 from wellfed.config.compose import compose
@@ -42,7 +43,11 @@ def refused(checkpoint: Path, tmp_path: Path) -> Done:
 
 @pytest.mark.parametrize(
     ("asked", "found"),
-    [(None, "b/checkpoints/best.ckpt"), ("last", "b/checkpoints/best.ckpt"), ("2026-01", "a/checkpoints/last.ckpt")],
+    [
+        (None, "b/checkpoints/best.ckpt"),
+        slow("last", "b/checkpoints/best.ckpt"),
+        ("2026-01", "a/checkpoints/last.ckpt"),
+    ],
 )
 def test_a_run_stands_for_its_best_checkpoint(
     tmp_path: Path,

@@ -33,6 +33,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "find_gpus", lambda: FoundGpus((), "library not found"))
 
 
+@pytest.mark.slow
 def test_without_nvml_it_watches_the_host_and_says_why(no_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["monitor", "--for", "1.05", "--interval", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()

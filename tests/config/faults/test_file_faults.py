@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.kit.few import few
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, Fault
 
@@ -64,12 +65,13 @@ def test_choices_inside_a_file(write):
     assert "24gb" in fault.way_out
 
 
+@pytest.mark.slow
 def test_a_file_that_lists_a_missing_one(write):
     fault, _ = write("gpu/mine.yaml", "defaults:\n  - no_such_base\ntf32: true\n")
     assert "gpu/no_such_base" in fault.problem
 
 
-@pytest.mark.parametrize("text", ["- tf32\n- compile\n", '"tf32"\n', "defaults: 3\n"])
+@pytest.mark.parametrize("text", few(["- tf32\n- compile\n", '"tf32"\n', "defaults: 3\n"], 1))
 def test_files_without_knobs_are_reported_in_hydras_words(write, text):
     fault, _ = write("gpu/mine.yaml", text)
     assert "gpu/mine" in str(fault)

@@ -85,6 +85,7 @@ class Collecting(Table):
         return super().fetch(indices, rng)
 
 
+@pytest.mark.slow
 @linux
 def test_a_collection_in_a_worker_does_not_copy_what_it_shares():
     ballast = [[] for _ in range(10**6)]  # 64 MB of objects that a collection visits

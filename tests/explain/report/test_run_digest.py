@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.evidence_of import evidence
@@ -105,6 +105,7 @@ def test_a_verdict_has_the_words_and_the_colour_of_the_page() -> None:
     ]
 
 
+@settings(max_examples=15)
 @given(st.text(), st.text(), st.text(), st.sampled_from([1, 20, 40, 80, None]))
 def test_no_text_breaks_the_table_or_reaches_the_terminal(
     unit: str, workload: str, said: str, width: int | None

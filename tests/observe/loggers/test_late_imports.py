@@ -130,6 +130,7 @@ state = optimizer.state_dict()
 """
 
 
+@pytest.mark.slow  # tests/end_to_end/test_imports.py
 def test_a_training_without_compiler_imports_none():
     found = told_by(
         TRAINED

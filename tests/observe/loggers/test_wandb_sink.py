@@ -152,6 +152,7 @@ def test_each_row_of_the_users_code_arrives_beside_ours(bare, tmp_path):
     assert found.curve("telemetry/time_s", "host/cpu_pct") == [(step / 4, step) for step in steps]
 
 
+@pytest.mark.slow
 def test_tables_pages_and_pictures_are_stored_beside_the_rows(bare, tmp_path):
     page, picture = tmp_path / "report.html", tmp_path / "confusion.png"
     Image.new("RGB", (4, 3)).save(picture)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.config.test_quoting import read_by_hydra
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
 from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record.entries import RunRecord

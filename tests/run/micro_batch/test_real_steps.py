@@ -101,6 +101,7 @@ def test_running_out_of_memory_is_no_end(planner):
     assert "256 at a time ran out of memory" in found.knobs["memory.micro_batch"].because
 
 
+@pytest.mark.slow  # tests/plan/predict/test_size_fit.py
 @pytest.mark.gpu
 def test_on_a_card_the_step_is_measured_by_its_allocator(planner):
     made = planner("workload.effective_batch_size=256")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
 from wellfed.run.objects.models import model_facts

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from tests.kit.composed import compose
 from tests.kit.machines import H200
 from tests.plan.test_decide import config, planned
-from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator, Backend
 from wellfed.observe.telemetry.series import HOST, Sample
 from wellfed.observe.timing.step_clock import StepRow

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
-from tests.kit.few import slow
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
+from tests.kit.few import few, slow
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
@@ -247,7 +247,7 @@ def kinds(journal: Journal) -> list[str]:
     return [event["kind"] for event in journal.record.events]
 
 
-@pytest.mark.parametrize("steps", [5, 6, *map(slow, (4, 7))])
+@pytest.mark.parametrize("steps", [6, *map(slow, (4, 5, 7))])
 def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, steps: int) -> None:
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
@@ -319,7 +319,7 @@ def by_loaders() -> Datasets:
     return Datasets(*loaders)
 
 
-@pytest.mark.parametrize("loader", ["baseline", "own"])
+@pytest.mark.parametrize("loader", [slow("baseline"), "own"])
 def test_a_generator_of_the_users_own_is_left_as_it_was(tmp_path: Path, loader: str) -> None:
     weights = []
     for batches in (0, 1):
@@ -360,7 +360,7 @@ class LogsAccuracy(OwnModule):
 OWN = {"model": {"_target_": f"{__name__}.LogsAccuracy"}, "optimizer": None}
 
 
-@pytest.mark.parametrize("name", ["val/acc", "val_acc", "acc"])
+@pytest.mark.parametrize("name", few(["val/acc", "val_acc", "acc"], 1))
 def test_the_best_metric_of_a_users_own_module_may_be_named_as_it_is_logged(tmp_path: Path, name: str) -> None:
     passes, _, _ = passes_of(
         tmp_path,
@@ -403,7 +403,7 @@ COLLECTED = {"_target_": "torchmetrics.MetricCollection", "metrics": [MAE]}
 
 @pytest.mark.parametrize(
     "metrics",
-    [[MAE], COLLECTED, *map(slow, (MAE, {"MeanAbsoluteError": MAE}))],
+    [[MAE], *map(slow, (COLLECTED, MAE, {"MeanAbsoluteError": MAE}))],
 )
 def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics: Any) -> None:
     passes, _, _ = passes_of(tmp_path, *ONE_STEP, data="three_splits", metrics=metrics)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellfed.config.compose import compose
+from tests.kit.composed import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError
 from wellfed.observe.hardware.detect import machine
@@ -94,6 +94,7 @@ def evaluated(
     return parts, make_passes(config, parts, plan, books, rank=0).evaluate(checkpoint)
 
 
+@pytest.mark.slow  # on a simulated card; tests/data/test_prefetch_on_cards.py
 @pytest.mark.simulated(strict=True, slowdown=3)
 def test_an_evaluation_is_built_by_workers_and_copied_ahead(tmp_path: Path) -> None:
     parts, expected = evaluated(tmp_path, "loader=baseline")

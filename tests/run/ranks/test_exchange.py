@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.composed import compose
 from tests.run.ranks.conftest import launch
-from wellfed.config.compose import compose
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, ConfigError
 from wellfed.ranks import lightnings_launch
 from wellfed.run.outcome import OK, Outcome, RankEnded
@@ -23,11 +23,8 @@ FAILED = Outcome("failed", EXIT_NOTHING_RUN, "data", "no such file", "Bring it."
 STOPPED = Outcome("interrupted", 143, None, "stopped by SIGTERM")
 
 
-COMPOSED = compose(["seed=7"])
-
-
 def shared_in(folder):
-    return SharedRun(COMPOSED, None, folder)
+    return SharedRun(compose(["seed=7"]), None, folder)
 
 
 def on_all(exchanges, job):

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellfed.config.compose import Composed, compose
+from tests.kit.composed import compose
+from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, LossOutput
 from wellfed.observe.hardware.detect import machine

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.composed import compose
 from wellfed import project
 from wellfed.cli.exit_code import report_error
-from wellfed.config.compose import compose
 from wellfed.config.schema import TuneConfig, TuneRunConfig, TuneWrite
 from wellfed.errors import WellfedError
 from wellfed.record.entries import RunRecord
@@ -55,7 +55,7 @@ class Played:
 
 
 def made(folder: Path, **asked: Any) -> TuneStudy:
-    start = compose(["loader=baseline"], "train")
+    start = compose(["loader=baseline"])
     config = TuneRunConfig(tune=TuneConfig(rounds=3, **asked))
     file = TuneFile(
         name="mine",

@@ -45,8 +45,8 @@ def is_as_good_and_short(seed: int, start: int) -> bool:
 
 
 def test_it_finds_nearly_what_the_grid_finds_in_a_fraction_of_its_time() -> None:
-    good = [is_as_good_and_short(seed, seed % 5) for seed in range(15)]
-    assert sum(good) >= 14
+    good = [is_as_good_and_short(seed, seed % 5) for seed in range(8)]
+    assert sum(good) >= 7
 
 
 @pytest.mark.slow
@@ -240,6 +240,7 @@ def test_noise_between_runs_is_seldom_kept_as_a_gain(noise: float) -> None:
     assert sum(bool(claims(walk)) for walk in walks) < 0.1 * len(walks)
 
 
+@pytest.mark.slow
 def test_a_real_gain_is_found_in_that_noise_and_mostly_kept() -> None:
     found = kept = tried = 0
     for seed in range(20):

@@ -123,7 +123,7 @@ def test_it_says_whose_it_is_and_why(configs: Path) -> None:
     [
         (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["seed=3"]),
         slow(("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, []),
-        (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), []),
+        slow(("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), []),
         # This sets knobs of the loader itself, with options that others chose.
         (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), []),
         slow(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), []),
@@ -157,6 +157,7 @@ def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     assert written(configs, TURNED).file == own  # tune's own now
 
 
+@pytest.mark.slow
 def test_a_file_made_during_the_tune_is_not_replaced(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = configs / "experiment" / "mine.yaml"
     real, checks = TuneExperiment.check, list[Path]()
@@ -173,6 +174,7 @@ def test_a_file_made_during_the_tune_is_not_replaced(configs: Path, monkeypatch:
     assert own.read_text() == "memory: {accumulate: 2}\n"
 
 
+@pytest.mark.slow
 def test_an_experiment_that_the_start_itself_names_is_not_replaced(configs: Path) -> None:
     written(configs, TURNED)
     with pytest.raises(ConfigError, match=r"tune.name=mine: is what the start itself names.* Add tune.name=mine_2"):

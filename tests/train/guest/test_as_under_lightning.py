@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit.few import slow
 from tests.kit.guests import guest, under_lightning
 from tests.train.guest import brought
 
@@ -14,28 +15,28 @@ HERE = "tests.train.guest.brought"
 EACH = {"reload_dataloaders_every_n_epochs": 1}
 ROWS = [
     pytest.param("Module", "Data", {}, id="a DataModule whose samples draw"),
-    pytest.param("Module", "SplitInSetup", {}, id="setup that draws"),
+    slow("Module", "SplitInSetup", {}, id="setup that draws"),
     pytest.param("Module", "NeedsTrainer", {}, id="setup that needs the trainer"),
-    pytest.param("Module", "LateNeedsTrainer", {}, id="setup that draws, and then needs the trainer"),
-    pytest.param("Module", "DrawsInHook", {}, id="train_dataloader that draws from a generator of its own"),
-    pytest.param("Module", "Spawned", {}, id="spawned workers with a method of the data", marks=pytest.mark.slow),
-    pytest.param("Module", "Workers", {}, id="workers", marks=pytest.mark.slow),
+    slow("Module", "LateNeedsTrainer", {}, id="setup that draws, and then needs the trainer"),
+    slow("Module", "DrawsInHook", {}, id="train_dataloader that draws from a generator of its own"),
+    slow("Module", "Spawned", {}, id="spawned workers with a method of the data"),
+    slow("Module", "Workers", {}, id="workers"),
     pytest.param("Module", "Weighted", {}, id="a sampler with a generator of its own"),
-    pytest.param("Module", "OtherLength", EACH, id="a loader of another length in each epoch"),
-    pytest.param("Module", "Data", EACH, id="reload_dataloaders_every_n_epochs"),
+    slow("Module", "OtherLength", EACH, id="a loader of another length in each epoch"),
+    slow("Module", "Data", EACH, id="reload_dataloaders_every_n_epochs"),
     pytest.param("Module", "Stream", {}, id="an IterableDataset"),
-    pytest.param("Module", "Iterable", {}, id="any iterable, of another length in each epoch"),
+    slow("Module", "Iterable", {}, id="any iterable, of another length in each epoch"),
     pytest.param("OfPairs", "Combined", {}, id="CombinedLoader"),
     pytest.param("OfTwoVal", "TwoVal", {}, id="two loaders of validation, a plateau of one"),
-    pytest.param("SetsLevel", "Data", {}, id="a hook that sets an epoch on the data set"),
-    pytest.param("EndsEpochs", "Data", {}, id="-1 from a hook"),
-    pytest.param("SkipsSteps", "Data", {}, id="a step that gives None"),
+    slow("SetsLevel", "Data", {}, id="a hook that sets an epoch on the data set"),
+    slow("EndsEpochs", "Data", {}, id="-1 from a hook"),
+    slow("SkipsSteps", "Data", {}, id="a step that gives None"),
     pytest.param("OwnLoaders", None, {}, id="a batch that is None, loaders in the module"),
-    pytest.param("GrowsInSetup", "Data", {}, id="layers sized in setup"),
+    slow("GrowsInSetup", "Data", {}, id="layers sized in setup"),
     pytest.param("ReplacesOptimizer", "Data", {}, id="an optimizer that is replaced"),
-    pytest.param("EstimatesSteps", "Data", {}, id="estimated_stepping_batches"),
+    slow("EstimatesSteps", "Data", {}, id="estimated_stepping_batches"),
     pytest.param("Manual", "Data", {}, id="manual optimization"),
-    pytest.param("Module", "Data", {"val_check_interval": 0.5}, id="val_check_interval"),
+    slow("Module", "Data", {"val_check_interval": 0.5}, id="val_check_interval"),
 ]
 
 

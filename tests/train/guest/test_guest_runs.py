@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from tests.kit.few import slow
 from tests.kit.guests import guest, under_lightning
 from tests.train.guest import brought
 from wellfed import Datasets, LossOutput
@@ -64,6 +65,7 @@ def test_a_timer_of_the_user_ends_the_training(tmp_path: Path) -> None:
     assert ran.books.record.ended_by == "trainer.should_stop"
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_process_are_alike(tmp_path: Path) -> None:
     ends = [guest(tmp_path / name, MODULE, DATA, "trainer.max_epochs=2").fit() for name in ("one", "two")]
     assert ends[0].module.seen == ends[1].module.seen
@@ -80,7 +82,7 @@ def test_hooks_of_the_data_are_called_as_lightning_calls_them(tmp_path: Path) ->
     assert {"train/loss", "val/loss", "test/loss"} <= ran.passes.figures.latest.keys()
 
 
-@pytest.mark.parametrize("typed", ["loader.pin_memory=false", "workload.effective_batch_size=8"])
+@pytest.mark.parametrize("typed", [slow("loader.pin_memory=false"), "workload.effective_batch_size=8"])
 def test_what_was_typed_alone_changes_a_loader(tmp_path: Path, typed: str) -> None:
     ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=1")
     own = next(iter(ran.planner.parts.guest.given.values()))  # type: ignore[union-attr]
@@ -108,7 +110,7 @@ def sets() -> Datasets:
     return Datasets(brought.Rows(24, draws=True), brought.Rows(6))
 
 
-@pytest.mark.parametrize(("data", "steps"), [("Whole", 12), ("sets", 12), ("Dropped", 10)])
+@pytest.mark.parametrize(("data", "steps"), [("Whole", 12), slow("sets", 12), slow("Dropped", 10)])
 def test_parts_of_a_batch_learn_what_the_whole_does(tmp_path: Path, data: str, steps: int) -> None:
     ends = []
     for parts in (1, 2, 4):
@@ -157,6 +159,7 @@ class Repeats(brought.Module):
         return torch.optim.LBFGS(self.parameters(), lr=0.1)
 
 
+@pytest.mark.slow  # refused before training, like the other arguments
 def test_an_optimizer_that_needs_whole_steps_is_not_given_parts(tmp_path: Path) -> None:
     ran = guest(tmp_path, f"{__name__}.Repeats", DATA, "trainer.max_epochs=1", "memory.accumulate=2")
     with pytest.raises(ConfigError, match=r"memory.accumulate=2: LBFGS computes the gradient of a step repeatedly"):
@@ -221,7 +224,7 @@ class LogsIt(LosesItsLoss):
         return loss
 
 
-@pytest.mark.parametrize("model", ["LosesItsLoss", "LogsIt"])
+@pytest.mark.parametrize("model", [slow("LosesItsLoss"), "LogsIt"])
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, model: str) -> None:
     ran = guest(tmp_path, f"{__name__}.{model}", DATA, "trainer.max_epochs=3", "trainer.log_every_steps=2")
     with pytest.raises(NonFiniteLoss, match="within the steps 3 to 4"):
@@ -259,7 +262,7 @@ class Line(nn.Module):
         return LossOutput(found, {"twice": 2 * found.detach()})
 
 
-@pytest.mark.parametrize("data", [f"{HERE}.datasets", DATA])
+@pytest.mark.parametrize("data", [f"{HERE}.datasets", slow(DATA)])
 def test_a_plain_model_with_a_callback_of_lightnings_is_a_guest(tmp_path: Path, data: str) -> None:
     more = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01}, "effective_batch_size": 4}
     own = f"+callbacks.own._target_={HERE}.StopsItself"
@@ -324,6 +327,7 @@ class LogsBoth(brought.Module):
         self.log("val_loss", self.loss(batch), on_step=True, on_epoch=True)
 
 
+@pytest.mark.slow
 def test_a_mean_of_an_epoch_is_not_the_figure_of_a_batch(tmp_path: Path) -> None:
     _, trainer = under_lightning(tmp_path, LogsBoth, brought.Data, max_epochs=2)
     ran = guest(tmp_path / "run", f"{__name__}.LogsBoth", DATA, "trainer.max_epochs=2", "trainer.log_every_steps=2")

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.few import slow
-
 CASES = [
     ("vision transformer", "32-true", 32, 32),  # linear layers of inputs that are not contiguous
     ("conv", "bf16-mixed", 8, 64),  # weights that are cast for each use
@@ -14,11 +12,9 @@ CASES = [
 ]
 
 
+@pytest.mark.slow  # tensors alone, without a card: tests/plan/predict/test_rehearsal.py
 @pytest.mark.simulated(cards=1, mib=4096, timeout_s=200)
-@pytest.mark.parametrize(
-    ("name", "precision", "micro_batch", "samples"),
-    [case if case[0] == "conv" else slow(*case) for case in CASES],
-)
+@pytest.mark.parametrize(("name", "precision", "micro_batch", "samples"), CASES)
 def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro_batch: int, samples: int) -> None:
     import torch
 
