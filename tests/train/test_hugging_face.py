@@ -157,10 +157,11 @@ def test_a_batch_without_labels_is_a_fault() -> None:
         made.loss({name: value for name, value in batch(made.model).items() if name != "labels"})
 
 
-def test_a_loss_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_not_known_is_asked_for() -> None:
     model = of_transformers("BertForPreTraining")(of_transformers("BertConfig")(**BERT))
-    assert from_transformers(model).loss_weight(batch(model)) == ROWS
-    assert "BertForPreTraining: what its loss is a mean over is not known; rows are assumed" in caplog.text
+    with pytest.raises(ConfigError, match="loss of BertForPreTraining is a mean over is not known. Set one of rows"):
+        from_transformers(model)
+    assert from_transformers(model, weight="rows").loss_weight(batch(model)) == ROWS
     assert from_transformers(model, weight="tokens").loss_weight(batch(model)) == 32
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, get_args
@@ -16,7 +15,6 @@ from wellfed.contract import Batch, LossOutput
 from wellfed.errors import ConfigError, DataError
 
 Weight = Literal["rows", "tokens", "next_tokens"]
-_LOG = logging.getLogger(__name__)
 _BY_LOSS: Mapping[str | None, Weight] = {
     **dict.fromkeys(("ForCausalLM", "ForConditionalGeneration"), "next_tokens"),
     **dict.fromkeys(("ForMaskedLM", "ForTokenClassification", "ForSemanticSegmentation"), "tokens"),
@@ -41,7 +39,7 @@ def from_transformers(model: nn.Module, *, weight: Weight | None = None) -> Tran
             None = the usual weight of its class.
 
     Raises:
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is wrong, or the usual weight is unknown.
     """
     if weight is not None and weight not in get_args(Weight):
         way_out = f"Write one of {', '.join(get_args(Weight))}, or null."
@@ -106,12 +104,8 @@ def _weight_of(model: Any) -> Weight:
         kind = model.loss_type = "ForCausalLM"  # the type that transformers assumes, with a warning
     weight = _BY_LOSS.get(kind)
     if weight is None:
-        _LOG.warning(
-            "%s: what its loss is a mean over is not known; rows are assumed. Set workload.model.weight=tokens or "
-            "next_tokens where it is a mean over tokens, else split batches are not weighed as the whole.",
-            name,
-        )
-        return "rows"
+        problem = f"is null, and what the loss of {name} is a mean over is not known."
+        raise ConfigError.of("workload.model.weight", problem, f"Set one of {', '.join(get_args(Weight))}.")
     # An encoder-decoder shifts its inputs, not its labels.
     is_whole = weight == "next_tokens" and getattr(model.config, "is_encoder_decoder", False)
     return "tokens" if is_whole else weight

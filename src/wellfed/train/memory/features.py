@@ -84,7 +84,7 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, *, bla
         blank: the table has rows of zeros but for the first, since computing all may take minutes.
 
     Raises:
-        ValueError: a table of trainable features was requested, which would never change. Or there are no rows.
+        ValueError: a table of trainable features was requested, which would never change.
     """
     if mode == "dynamic" or (mode == "cache_host" and features.store is not None):
         return Computed(features)
@@ -98,10 +98,8 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, *, bla
 def _filled(features: Features, device: torch.device, home: torch.device, *, blank: bool) -> Tensor:
     """Returns a table on ``home``, ``[num_rows, dim]``, whose rows are computed on ``device``."""
     num_computed = 1 if blank else features.num_rows
-    if not features.num_rows:
-        raise ValueError("A workload offers features of 0 rows.")
     with torch.no_grad():
-        for start in range(0, num_computed, CHUNK_ROWS):
+        for start in range(0, max(num_computed, 1), CHUNK_ROWS):
             indices = torch.arange(start, min(start + CHUNK_ROWS, num_computed), device=device)
             chunk = features.rows(indices)
             if start == 0:
