@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,11 +68,8 @@ def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
         return forward(block, *arguments, **named)
     if torch.compiler.is_compiling():  # its graphs take no such context
         return checkpoint(forward, block, *arguments, use_reentrant=False, **named)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _BuffersBefore(block)
-
-    return checkpoint(forward, block, *arguments, use_reentrant=False, context_fn=contexts, **named)
+    named["context_fn"] = lambda: (nullcontext(), _BuffersBefore(block))  # of the first and of the second pass
+    return checkpoint(forward, block, *arguments, use_reentrant=False, **named)
 
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
