@@ -84,6 +84,7 @@ def test_a_theme_gives_a_row_for_each_peer(theme, monkeypatch: pytest.MonkeyPatc
     assert bench.table([counted])[-1] == "| calls | 8 | a third | 12 | 1.5 (counted) |"
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_only_counts_have_a_verdict(theme) -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         found = theme("time.sleep(1)\n" + FINISHES)
@@ -93,6 +94,7 @@ def test_on_a_busy_machine_only_counts_have_a_verdict(theme) -> None:
     assert "4.2 | a peer | 2.1 | machine busy: no verdict |" in bench.table(found["rows"])[2]
 
 
+@pytest.mark.slow
 def test_a_theme_that_fails_is_a_row_and_leaves_nothing_behind(theme, capsys) -> None:
     found = theme("import subprocess\nsubprocess.Popen(['sleep', '987'])\nsys.exit('no disk')")
     assert [row["verdict"] for row in found["rows"]] == ["failed: exit code 1"]

@@ -39,6 +39,7 @@ def test_every_variant_is_measured_once_a_round(data):
     assert low < 2.0 < high
 
 
+@pytest.mark.slow
 def test_our_batches_hold_the_rows_of_the_data(data):
     batch = next(loader.ours(data, 64, loader.OURS["inline"])).batch
     users, items, negatives = batch

@@ -86,7 +86,7 @@ def test_run_dir_may_be_an_interpolation():
     assert composed.run_dir == Path("logs/recsys/here")
 
 
-@pytest.mark.parametrize("value", ["${.seed}", "${no_such}", "${no:such}", "${..dir}", "${.dir}"])
+@pytest.mark.parametrize("value", few(["${.seed}", "${no_such}", "${no:such}", "${..dir}", "${.dir}"], 2))
 def test_a_run_dir_that_can_t_be_resolved_is_told(value):
     with pytest.raises(ConfigError) as told:
         compose([f"hydra.run.dir={value}"])
@@ -284,6 +284,7 @@ def test_no_option_is_named_like_a_yaml_value():
         assert isinstance(yaml.safe_load(file.stem), str), file
 
 
+@pytest.mark.slow
 def test_modes_of_compile_are_those_of_torch() -> None:
     assert compose(["gpu.compile=max-autotune"]).resolved["gpu"]["compile"] == "max-autotune"
     with pytest.raises(ConfigError, match="must be one of none, default, reduce-overhead, max-autotune. Did you mean"):
@@ -326,6 +327,7 @@ def test_reading_the_folder_of_a_job_is_noticed():
     assert seen
 
 
+@pytest.mark.slow  # tests/end_to_end/test_hydra.py
 def test_flags_read_the_same_files_again_from_another_folder(tmp_path, monkeypatch):
     for name in ("more/gpu", "searched/memory"):
         (tmp_path / name).mkdir(parents=True)

@@ -21,14 +21,6 @@ PLATEAU = (
     "workload.schedule.monitor=val/ndcg_at_10",
     "workload.schedule.patience=0",
 )
-OWN = """
-import lightning.pytorch as pl
-
-class Norms(pl.Callback):
-    def on_before_optimizer_step(self, trainer, module, optimizer):
-        norm = sum(float(weight.grad.norm()) for weight in module.parameters() if weight.grad is not None)
-        module.log("gradient_norm", norm)
-"""
 
 
 def rates(folder: Path) -> dict[int, float]:
@@ -73,23 +65,3 @@ def test_early_stopping_ends_a_run_well(tmp_path: Path) -> None:
     record = record_of(only_folder(tmp_path))
     assert (record["status"], record["epochs"]) == ("ok", 2)
     assert "did not improve" in record["ended_by"]
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    (tmp_path / "mine.py").write_text(OWN)
-    return tmp_path
-
-
-def own(name: str) -> str:
-    return f"+callbacks.{name.lower()}._target_=mine.{name}"
-
-
-@pytest.mark.slow  # tests/train/guest/test_guest_runs.py
-def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_names_it(mine: Path) -> None:
-    done = train(*QUICK, own("Norms"), "trainer.max_steps=5", cwd=mine, PYTHONPATH=str(mine))
-    assert done.code == 0, done.text
-    folder = only_folder(mine)
-    assert record_of(folder)["plan"]["callbacks"]["value"] == "norms"
-    assert "callbacks.norms is a callback of Lightning, so Lightning's own Trainer trains the model" in done.out
-    assert record_of(folder)["metrics"]["train/gradient_norm"] > 0

@@ -58,27 +58,9 @@ def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
 
 
 MODULE = """
-import lightning.pytorch as pl
 import torch
 from torch import nn
 from wellfed.contract import Datasets
-
-
-class Lit(pl.LightningModule):
-    def __init__(self, width=8):
-        super().__init__()
-        self.net = nn.Linear(width, 1)
-
-    def training_step(self, batch, batch_idx):
-        loss = (self.net(batch["x"]) - batch["y"]).square().mean()
-        self.log("train_loss", loss)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", (self.net(batch["x"]) - batch["y"]).square().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Normed(nn.Module):
@@ -123,7 +105,6 @@ def mine(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(MODULE)
     folder = tmp_path / "configs" / "workload"
     folder.mkdir(parents=True)
-    (folder / "lit.yaml").write_text(YAML.format(model="Lit", optimizer="null"))
     (folder / "normed.yaml").write_text(YAML.format(model="Normed", optimizer="{_target_: torch.optim.SGD, lr: 0.1}"))
     (folder / "bare.yaml").write_text(YAML.format(model="Normed", optimizer="null"))
     return tmp_path
@@ -142,21 +123,6 @@ def own(mine: Path, workload: str, *arguments: str) -> Done:
         cwd=mine,
         PYTHONPATH=str(mine),
     )
-
-
-@pytest.mark.slow  # test_guests.py
-def test_a_finished_lightning_module_trains_with_all_figures(mine: Path) -> None:
-    done = own(mine, "lit", "telemetry.ceiling_steps=5", "trainer.best_metric=loss", "trainer.best_mode=min")
-    assert done.code == 0, done.text
-    folder = only_folder(mine, "mine")
-    record = record_of(folder)
-    assert (record["status"], record["steps"], record["samples"]) == ("ok", 14, 200)
-    assert record["ceiling"]["samples_per_s"] > 0
-    assert record["metrics"]["val/loss"] < record["metrics"]["train/loss"] + 10
-    assert record["plan"]["memory.on_oom"]["value"] == "retry"
-    assert "goes on from the last checkpoint" in record["plan"]["memory.on_oom"]["because"]
-    assert (folder / "checkpoints" / "best.ckpt").exists()
-    assert len((folder / "steps.csv").read_text().splitlines()) == 15
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import yaml
 
 from tests.template.commands import Done, commit, cookiecutter, git, run, tree
 
+pytestmark = pytest.mark.slow  # what goes into a project: test_scaffold.py; names: test_hooks.py
+
 AWKWARD = {
     "project_name": "Réseau 4 GPU!",
     "description": r"""It's "quoted" \back\slash\ ''' three \""" and 100 % of #1 <&>""",
@@ -99,7 +101,6 @@ def test_no_trace_of_the_template(default: Path, template: Path):
     assert found == {"constraints.txt": b"cookiecutter"}  # pins are those of the template, and bind nothing
 
 
-@pytest.mark.slow
 def test_awkward_answers(awkward: Path):
     assert not (awkward / "configs/loader/newer.yaml").exists()  # --checkout v1
     project = tomllib.loads((awkward / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -115,7 +116,6 @@ def test_awkward_answers(awkward: Path):
         assert done.code == 0, done.text
 
 
-@pytest.mark.slow  # test_hooks.py
 @pytest.mark.parametrize("given", [{"package_name": "3d_nets"}, {"project_name": "click"}])
 def test_bad_answers_leave_nothing(given: dict[str, str], template: Path, tmp_path: Path):
     work = tmp_path / "work"

@@ -158,6 +158,7 @@ class Broken(Logger):
         """Returns None."""
 
 
+@pytest.mark.slow
 def test_a_logger_that_fails_is_left_alone_and_others_go_on(
     trainer: Callable[..., pl.Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

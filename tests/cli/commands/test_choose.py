@@ -77,6 +77,7 @@ def test_the_experiment_has_what_was_measured(folder: Path, configs: Path, capsy
     assert found.resolved["gpu"]["precision"] == "bf16-mixed"
 
 
+@pytest.mark.slow
 def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: Path, mine: Path) -> None:
     assert choose_from(folder) == 0
     lines = mine.read_text().splitlines()
@@ -198,6 +199,7 @@ def test_secrets_stay_masked_and_are_typed_beside_it(
     assert use == ["+workload.data.password='***'", "+workload.data.token=***2", "experiment=mine"]
 
 
+@pytest.mark.slow
 def test_no_value_reaches_terminal_or_yaml_as_a_control_character(
     tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import FAST, Done, run
+from tests.kit.composed import compose
 from tests.kit.few import slow
 from wellfed.cli import main as cli
 from wellfed.cli.commands import entry_scripts
-from wellfed.config.compose import compose
+from wellfed.config import compose as app
 from wellfed.record.entries import RunRecord
 from wellfed.run.objects.assemble import make_objects
 
@@ -94,7 +95,7 @@ def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(checkpoint: Path) -> int:
-    return entry_scripts.evaluate_composed(compose([f"checkpoint='{checkpoint}'"], "evaluate"))
+    return entry_scripts.evaluate_composed(app.compose([f"checkpoint='{checkpoint}'"], "evaluate"))
 
 
 def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,7 @@ def test_another_error_of_the_pass_stays_what_it_is(
         raise RuntimeError("a bug in the model")
 
     monkeypatch.setattr(RunPasses, "check_fits", broken)
-    composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
+    composed = app.compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
     assert entry_scripts.evaluate_composed(composed) == 1
     shown = capsys.readouterr().err
     assert shown.startswith(f'Traceback (most recent call last):\n  File "{__file__}"')

@@ -22,6 +22,7 @@ def test_it_prints_a_row_a_size_and_what_to_type(capsys):
     assert "memory.micro_batch=" in out
 
 
+@pytest.mark.slow
 def test_as_json(capsys):
     assert app.main([*SMALL, "gpu=8gb", "gpu.precision=bf16-mixed", "workload.effective_batch_size=32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -29,6 +30,7 @@ def test_as_json(capsys):
     assert found["budget_gib"] == 7.2
 
 
+@pytest.mark.slow
 def test_a_budget_that_holds_nothing_is_exit_2(capsys):
     assert app.main([*SMALL, "gpu=8gb", "gpu.memory_gib=0.0001"]) == EXIT_NOTHING_RUN
     assert "Not even one sample fits" in capsys.readouterr().err

@@ -57,6 +57,7 @@ def test_what_does_not_fit_names_ways_out_that_do():
         assert again.plan.misfit is None, change
 
 
+@pytest.mark.slow  # tests/end_to_end/test_imports.py
 def test_paths_are_read_as_training_reads_them(tmp_path, capsys):
     """A space and a parenthesis mean something to Hydra."""
     folder = tmp_path / "a (b), c"
@@ -74,6 +75,7 @@ def test_what_does_not_fit_exits_2_with_the_message(capsys):
     assert "the budget is 2.0 MiB" in err
 
 
+@pytest.mark.slow  # tests/end_to_end/test_imports.py
 def test_a_typo_is_told_as_training_tells_it_before_torch_is_there():
     codes = "[main([name, 'gpu=9gb']) for name in ('plan', 'fit')]"
     script = f"import sys; from wellfed.cli.main import main; print({codes}, 'torch' in sys.modules)"

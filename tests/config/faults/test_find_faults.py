@@ -172,6 +172,7 @@ def test_faults_of_hydras_own_knobs():
     assert [fault.where for fault in found] == ["hydra.foo=3", "hydra.job.nmae=x", "loader.num_worker=3"]
 
 
+@pytest.mark.slow
 def test_folders_of_hydra_searchpath_count(tmp_path):
     (tmp_path / "loader").mkdir()
     (tmp_path / "loader" / "mine.yaml").write_text("num_workers: 3\n")

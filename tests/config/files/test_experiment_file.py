@@ -45,6 +45,7 @@ def test_what_was_given_and_what_was_planned_compose_again(configs):
     assert text.startswith("# @package _global_\n# why\n# and how\ndefaults:\n")
 
 
+@pytest.mark.slow
 def test_a_later_override_still_wins(configs):
     written(configs, ["gpu=8gb"], {"memory.micro_batch": Value(512, "fits")})
     assert compose(["experiment=mine", "memory.micro_batch=64"], config_dir=configs).config.memory.micro_batch == 64
@@ -67,6 +68,7 @@ def test_no_secret_is_written(configs):
     assert "api_token" not in path.read_text()
 
 
+@pytest.mark.slow
 def test_choices_that_break_a_rule_alone_are_written_with_what_was_typed(configs):
     (configs / "loader" / "odd.yaml").write_text("num_workers: 0\nprefetch_factor: 4\n")
     with pytest.raises(ConfigError, match="prefetch_factor"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.few import slow
 from wellfed.config.compose import compose
 from wellfed.config.files.knobs_page import PROJECT_GROUPS, page
 from wellfed.config.knobs import all_knobs
@@ -66,7 +67,7 @@ def test_options_are_those_of_the_files(group: str):
         assert set(options(page(), group)) == {path.stem for path in (CONFIGS / group).glob("*.yaml")}
 
 
-@pytest.mark.parametrize("groups", [["gpu", "loader", "memory", "telemetry"], ["debug"]], ids=" ".join)
+@pytest.mark.parametrize("groups", [["gpu", "loader", "memory", "telemetry"], slow(["debug"])], ids=" ".join)
 def test_what_an_option_sets_is_what_the_run_gets(groups: list[str]):
     """One option of each group at a time: each sets its own knobs, but for debug."""
     text = page()

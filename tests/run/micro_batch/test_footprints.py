@@ -153,6 +153,7 @@ def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
     assert found["predicted_peak_gib"] > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_from_pythons_and_numpys_generators(typed):
     plan_without_running(compose(typed))  # imports, which may draw
     drawn = []
@@ -180,7 +181,7 @@ def test_a_later_longer_batch_is_planned_for(typed, capsys):
     assert once_long["activations"] > 100 * short["activations"]
 
 
-@pytest.mark.parametrize("samples", [0, 5])
+@pytest.mark.parametrize("samples", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_too_little_data_is_told_in_the_users_sizes(typed, capsys, samples):
     little = [f"+workload.data.n={samples}", "workload.drop_last=true"]
     found = planned(typed, capsys, *little)
@@ -200,6 +201,7 @@ def test_what_fit_prints_can_be_typed(typed, capsys):
     assert "accumulate" not in line
 
 
+@pytest.mark.slow
 def test_a_store_counts_where_it_is_held_on_the_device_alone(typed, tmp_path, capsys):
     typed.append("workload.data._target_=theirs.windows")
     parts = {mode: planned(typed, capsys, f"memory={mode}")["parts"] for mode in ("cache", "cache_host", "dynamic")}

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.kit import machines
+from tests.kit.few import slow
 from tests.kit.made_trials import made_settings, made_trial
 from tests.run.folder.test_lock import holder
 from wellfed.config.schema import RunConfig
@@ -151,7 +152,7 @@ def test_each_gpu_has_a_trial_at_a_time_and_all_are_used(local: Make, tmp_path: 
     assert sorted(runs.codes.values()) == [0, 1]
 
 
-@pytest.mark.parametrize(("gpus", "most"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("gpus", "most"), [slow(0, 1), slow(1, 1), (2, 2)])
 def test_the_next_is_asked_for_when_there_is_a_place_and_no_sooner(local: Make, gpus: int, most: int) -> None:
     runs = local(lambda prepared, task, ask: time.sleep(0.1) or task, gpus=gpus)
     known: list[tuple[int, int]] = []

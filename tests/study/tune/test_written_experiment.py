@@ -93,7 +93,7 @@ def test_it_is_named_after_workload_and_card(workload: str, name: str, devices: 
             (None, "auto", "nothing is better than the start"),
             (SURE, "never", "tune.write=never"),
         ],
-        3,
+        2,
     ),
 )
 def test_it_is_written_where_the_gain_is_sure_or_by_wish(
@@ -125,7 +125,7 @@ def test_it_says_whose_it_is_and_why(configs: Path) -> None:
         slow(("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, []),
         slow(("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), []),
         # This sets knobs of the loader itself, with options that others chose.
-        (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), []),
+        slow(("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), []),
         slow(("experiment=hyperspectral_starved",), (*TURNED, *NOTHING_AHEAD), []),
     ],
 )
@@ -146,6 +146,7 @@ def test_the_command_runs_what_was_measured(
 # -- files that are there --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # tests/config/files/test_experiment_file.py
 def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     own = configs / "experiment" / "mine.yaml"
     own.write_text("memory: {accumulate: 2}\n")
@@ -181,6 +182,7 @@ def test_an_experiment_that_the_start_itself_names_is_not_replaced(configs: Path
         written(configs, TURNED, "experiment=mine")
 
 
+@pytest.mark.slow  # tests/config/files/test_experiment_file.py
 def test_where_it_can_not_be_written_the_command_has_the_overrides(
     configs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
