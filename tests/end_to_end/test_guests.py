@@ -139,18 +139,6 @@ def test_a_resumed_guest_learns_what_the_unbroken_one_does(
     assert again == {step: value for step, value in seen.items() if step > at}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workload", ["guest", "two"])
-def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
-    poisoned = ("trainer.max_epochs=2", "+workload.data.poison=3")
-    done = guest(user, *poisoned, "trainer.on_nan=skip", workload=workload)
-    assert done.code == 0, done.text
-    folder = only_folder(user, "guest")
-    events = [event for event in record_of(folder)["events"] if event["kind"] == "nan"]
-    assert len(events) == 2 * (2 if workload == "two" else 1)
-    assert all(value.isfinite().all() for value in content(folder)["state_dict"].values())
-
-
 @pytest.mark.parametrize("workload", [slow("guest"), slow("two")])
 def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
     done = guest(

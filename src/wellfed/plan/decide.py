@@ -118,6 +118,9 @@ def _refused(model: ModelFacts, data: DataFacts) -> tuple[str, ...]:
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
     if not model.whole_steps:
         return
+    if config.trainer.on_nan.value == "skip":
+        way_out = "Leave it out, and return None from training_step for a loss that is NaN or infinite."
+        yield Fault("trainer.on_nan=skip", "Lightning makes the steps of this run.", way_out)
     clip = config.trainer.gradient_clip
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."

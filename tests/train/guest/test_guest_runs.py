@@ -200,7 +200,7 @@ class NoNumber(brought.Module):
 
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     ran = guest(tmp_path, f"{__name__}.NoNumber", DATA, "trainer.max_epochs=2", "trainer.checkpoint_every_steps=1")
-    with pytest.raises(NonFiniteLoss, match="trainer.on_nan=skip"):
+    with pytest.raises(NonFiniteLoss, match="None from training_step"):
         ran.fit()
     assert ran.content()["global_step"] == 7
     assert all(value.isfinite().all() for value in ran.content()["state_dict"].values())

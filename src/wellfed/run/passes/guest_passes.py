@@ -23,12 +23,11 @@ from wellfed.run.objects.guests import batches_per_epoch, wrapped
 from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import Ended, Prune, RunPasses, clock_of
 from wellfed.train.guest import ceiling as alone
-from wellfed.train.guest.additions import SkipsNonFinite, compile_step
 from wellfed.train.guest.arguments import ended_by, explained, make_trainer
 from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, combined, part_of
 from wellfed.train.guest.figures import LoggedFigures
-from wellfed.train.guest.marks import Steps, Together, Watch, is_overridden
+from wellfed.train.guest.marks import Steps, Together, Watch, compile_step, is_overridden
 from wellfed.train.guest.reading import Place, PlacedLoader, weighed
 from wellfed.train.guest.saves import Saves
 from wellfed.train.loop.ceiling import CachedBatches
@@ -118,7 +117,6 @@ class GuestPasses(RunPasses):
     ) -> Ended:
         asked, users = self._config.trainer, self._objects.callbacks
         watch, place = self._watch(clock, stop), Place(self._saved_place(checkpoint), self._parts, self._loader)
-        is_skipping = asked.on_nan.value == "skip"
         saves = Saves(
             self._checkpoints,
             self.figures.latest,
@@ -126,13 +124,12 @@ class GuestPasses(RunPasses):
             watch,
             place,
             by_monitor=asked.best_metric is None,
-            check_every_steps=None if is_skipping else asked.log_every_steps,
+            check_every_steps=asked.log_every_steps,
             prune=prune,
         )
         steps = Steps(clock, watch, watchers)
         checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
-        skips = [SkipsNonFinite(self._books.journal.event)] if is_skipping else []
-        first = [*checked, place, steps, self._logged, saves.before_users(), *skips]
+        first = [*checked, place, steps, self._logged, saves.before_users()]
         trainer = self._trainer([Together(first), *users.values(), saves], watch, self._limits)
         self._train(trainer, steps, checkpoint, place)
         return saves.pruned or ended_by(self._limits, trainer), saves.pruned is not None

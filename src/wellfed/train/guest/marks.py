@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +22,7 @@ from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_wit
 from wellfed.process import StopRequest
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.reasons import MemoryGrowth
+from wellfed.train.step.loss import Compiled
 
 _FETCH = "train_dataloader_next"
 """Lightning's action of taking the next batch from the loaders."""
@@ -105,6 +106,21 @@ class _UsersHook(AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: BaseException | None, frames: TracebackType | None) -> None:
         self._wall.back(self._before.pop())
+
+
+def compile_step(module: Any, mode: str) -> None:
+    """Compiles a LightningModule's ``training_step``; its errors get a note that names ``gpu.compile``."""
+    compiled = Compiled(module.training_step, mode)
+
+    @wraps(module.training_step)  # Lightning reads its arguments
+    def training_step(*arguments: Any, **named: Any) -> Any:
+        try:
+            return compiled(*arguments, **named)
+        finally:
+            if compiled.has_compiled:
+                compiled.has_compiled, module.was_disturbed = False, True
+
+    module.training_step = training_step
 
 
 class Together(pl.Callback):

@@ -43,14 +43,14 @@ class Saves(Checkpoint):
         place: Place,
         *,
         by_monitor: bool,
-        check_every_steps: int | None,
+        check_every_steps: int,
         prune: Callable[[int], str | None],
     ) -> None:
         """
         Args:
             metrics: the latest metrics by name, such as ``val/loss``.
             by_monitor: the first validation metric that a callback or scheduler monitors picks ``best.ckpt``.
-            check_every_steps: steps after which losses must be finite; None = never.
+            check_every_steps: steps after which losses must be finite.
             prune: called after each validation on rank 0; returns why training ends, or None.
         """
         self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
@@ -85,8 +85,8 @@ class Saves(Checkpoint):
             self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
-        if self._check_every is not None:  # a sum is finite if all losses are, and costs a fifth of a check of each
-            self._losses = [sum(self._losses, loss.detach().float().sum())]
+        # A sum is finite if all losses are, and costs a fifth of a check of each.
+        self._losses = [sum(self._losses, loss.detach().float().sum())]
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer, batch_idx):
@@ -94,7 +94,7 @@ class Saves(Checkpoint):
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
         saves, checks = self.files.every_steps, self._check_every
         self._is_due |= saves is not None and self._step // saves > before // saves
-        if checks is not None and self._step // checks > before // checks:
+        if self._step // checks > before // checks:
             self._check_finite(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:

@@ -118,8 +118,7 @@ class Checkpoints:
         """Returns text that names the last good checkpoint, for the end of a message about NaN."""
         if self.last_step is None:
             return "No checkpoint had been written by then."
-        ways = "trainer.gradient_clip=1.0 or trainer.on_nan=skip"
-        return f"{LAST} of step {self.last_step} is good: go on from it with {ways}."
+        return f"{LAST} of step {self.last_step} is good: go on from it, as with trainer.gradient_clip=1.0."
 
     def _save(self, step: int, name: str, more: Mapping[str, Any]) -> bool:
         """Returns whether the file was written. All ranks agree, else they would not save at the same step."""
@@ -170,8 +169,8 @@ def is_disk_error(error: BaseException) -> bool:
 def non_finite(first: int, last: int) -> NonFiniteLoss:
     """Returns the error for weights or losses that became NaN or infinite within these steps."""
     return NonFiniteLoss(
-        f"The training loss or a weight became NaN or infinite {between(first, last)}; they are not "
-        f"saved. {USUAL_CAUSES} trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
+        f"The training loss or a weight became NaN or infinite {between(first, last)}; they are not saved. "
+        f"{USUAL_CAUSES} trainer.on_nan=skip leaves out such steps, a LightningModule by None from training_step."
     )
 
 
