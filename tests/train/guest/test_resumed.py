@@ -49,3 +49,13 @@ def test_it_goes_on_with_the_batch_that_comes_next(
         for name, value in whole.weights.items():
             assert torch.equal(resumed.weights[name], value), name
         assert resumed.books.record.steps == whole.books.record.steps
+
+
+def test_a_file_of_the_users_own_checkpoint_has_the_place_after_its_step(tmp_path: Path) -> None:
+    names, folder = (f"{HERE}.Module", f"{HERE}.Data", "trainer.max_epochs=2"), tmp_path / "own"
+    own = ("_target_=lightning.pytorch.callbacks.ModelCheckpoint", f"dirpath={folder}", "every_n_train_steps=4")
+    whole = guest(tmp_path / "whole", *names, *(f"+callbacks.own.{one}" for one in (*own, "save_top_k=-1"))).fit()
+    (file,) = (path for path in folder.iterdir() if torch.load(path)["global_step"] == 4)
+    resumed = guest(tmp_path / "resumed", *names).fit(file)
+    assert resumed.module.seen == whole.module.seen[4:]
+    assert all(torch.equal(resumed.weights[name], value) for name, value in whole.weights.items())

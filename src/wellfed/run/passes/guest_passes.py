@@ -116,7 +116,8 @@ class GuestPasses(RunPasses):
         self, stop: StopRequest, checkpoint: Path | None, clock: StepClock, watchers: Watchers, prune: Prune
     ) -> Ended:
         asked, users = self._config.trainer, self._objects.callbacks
-        watch, place = self._watch(clock, stop), Place(self._saved_place(checkpoint), self._parts, self._loader)
+        watch = Watch(clock, stop if self._num_ranks == 1 else None)
+        place = Place(self._saved_place(checkpoint), self._parts, self._loader)
         saves = Saves(
             self._checkpoints,
             self.figures.latest,
@@ -136,23 +137,18 @@ class GuestPasses(RunPasses):
 
     def _saved_place(self, checkpoint: Path | None) -> Mapping[str, Any] | None:
         """Returns what a checkpoint has of the place in the training data; None for a file of Lightning's own."""
-        if checkpoint is None:
-            return None
-        content = load_checkpoint(checkpoint, (), trusted=self._config.trainer.trusted_checkpoints)
+        trusted = self._config.trainer.trusted_checkpoints
+        content = {} if checkpoint is None else load_checkpoint(checkpoint, (), trusted=trusted)
         return content if "position" in content else None
 
     def _measure(self, limits: Limits, stop: StopRequest, watchers: Watchers, warmup_steps: int) -> None:
-        clock = self._clock()
-        watch = self._watch(clock, stop)
+        watch = Watch(clock := self._clock(), stop if self._num_ranks == 1 else None)
         steps = Steps(clock, watch, watchers, warmup_steps=warmup_steps)
         users = Together([*self._objects.callbacks.values()], only_steps=True)
         own = Together([steps, self._logged, alone.NoSchedulers()])
         trainer = self._trainer([own, users], watch, limits, validates=False)
         with alone.steps_alone(self.module, is_set_up=False):
             self._train(trainer, steps, None, None)
-
-    def _watch(self, clock: StepClock, stop: StopRequest) -> Watch:
-        return Watch(clock, stop if self._num_ranks == 1 else None)
 
     def _try_splits(self) -> None:
         """Warns of metrics that the sanity check of Lightning has not logged."""
@@ -228,8 +224,7 @@ class GuestPasses(RunPasses):
             trainer.test(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
 
     def _artifacts(self) -> dict[str, Path]:
-        artifacts = getattr(self.module, "artifacts_of_test", None)
-        return {} if artifacts is None else dict(artifacts(self._books.folder))
+        return dict(getattr(self.module, "artifacts_of_test", lambda folder: {})(self._books.folder))
 
     def _misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """Returns the first few weights that don't fit; none for a module that may make layers later."""
