@@ -180,6 +180,8 @@ def case(groups, expected, facts=H200, **more):
         case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 0, "loader.pin_memory": False}, LAPTOP),
         case({"loader": {"pin_memory": False}}, {"loader.pin_memory": False}),
         case({"loader": {"device_prefetch": 4}}, {"loader.device_prefetch": 0}, model=GUEST),
+        case({}, {"gpu.precision": "32-true"}, model=GUEST),
+        case({"gpu": {"precision": Precision["16-mixed"]}}, {"gpu.precision": "16-mixed"}, model=GUEST),
         case({"loader": {"device_prefetch": 2, "num_workers": 0}}, {"loader.device_prefetch": 0}, data=ITEMS),
     ],
 )  # fmt: skip

@@ -58,8 +58,8 @@ class GpuConfig:
     )
     precision: Precision = knob(
         "auto, 32-true, bf16-mixed, 16-mixed or bf16-true. auto: bf16-mixed from capability 8.0, 16-mixed at 7.x "
-        "with tensor cores, else (and on a CPU) 32-true. The least capable of several cards decides. Only a precision "
-        "typed here is refused where the device can't do it.",
+        "with tensor cores, else (on a CPU, and for a LightningModule) 32-true. The least capable of several cards "
+        "decides. Only a precision typed here is refused where the device can't do it.",
         Precision["auto"],
     )
     tf32: bool = knob(

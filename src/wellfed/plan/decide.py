@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
+from wellfed.config.schema import Compile, Precision, RunConfig, ScheduleConfig
 from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.errors import ConfigError, Fault
 from wellfed.observe.machine_facts import MachineFacts
@@ -40,6 +41,9 @@ def plan_run(
     Raises:
         ConfigError: a setting is impossible with this data and model; DoesNotFit if the known bytes exceed a card.
     """
+    if model.brings_step and config.gpu.precision is Precision.auto:
+        precision = by_rule("32-true", "a LightningModule trains as under Lightning's defaults")
+        device = replace(device, device=device.device.but(precision=precision))
     loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
     loader = loading.section()
     memory = plan_memory(config, facts, device, data, model)
