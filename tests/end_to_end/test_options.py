@@ -51,7 +51,7 @@ def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
         assert json.loads((folder / "profile" / "trace.json").read_text())["traceEvents"]
         profile = record["profile"]
         assert (profile["steps"], profile["by"], record["artifacts"]["profile"]) == (10, "cpu", "profile/trace.json")
-        assert (record["throughput"]["warmup_steps"], record["throughput"]["steps"]) == (13, 47)
+        assert (record["throughput"]["warmup_steps"], record["throughput"]["steps"]) == (14, 46)
         report = (folder / "report.md").read_text()
         assert "## Profile" in report
         assert "aten::mm" in report
