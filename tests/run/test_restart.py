@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from tests.end_to_end.commands import weights_of
 from tests.kit.composed import compose
 from tests.kit.own_run import run_own
 from wellfed.config.schema import ScheduleConfig
@@ -39,6 +39,11 @@ class Rows:
 
 def data() -> Datasets:
     return Datasets(Rows(), Rows())
+
+
+def sampled() -> Datasets:
+    """Batches of eight, by a sampler."""
+    return Datasets(DataLoader(Rows(), batch_sampler=[[*range(at, at + STEP)] for at in range(0, 40, STEP)]), Rows())  # type: ignore[arg-type]
 
 
 class Guest(pl.LightningModule):
@@ -78,14 +83,14 @@ def guest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ran(
-    tmp_path: Path, *overrides: str, model: str = "Guest", optimizer: Any = None, **arguments: Any
+    tmp_path: Path, *overrides: str, model: str = "Guest", data: str = "data", optimizer: Any = None, **arguments: Any
 ) -> tuple[int, Path]:
     """Train; the exit code and the run folder."""
     return run_own(
         tmp_path,
         *("trainer.max_epochs=2", "trainer.log_every_steps=1", "trainer.checkpoint_every_steps=3", *overrides),
         model={"_target_": f"{__name__}.{model}", **arguments},
-        data={"_target_": f"{__name__}.data"},
+        data={"_target_": f"{__name__}.{data}"},
         optimizer=optimizer,
         schedule=ScheduleConfig(),
     )
@@ -93,11 +98,6 @@ def ran(
 
 def restarts(folder: Path) -> list[dict[str, Any]]:
     return [event for event in RunRecord.read(folder).events if event["kind"] == "restart"]
-
-
-def check_alike(folder: Path, other: Path) -> None:
-    for name, value in weights_of(other).items():
-        torch.testing.assert_close(weights_of(folder)[name], value, rtol=1e-6, atol=1e-7)
 
 
 def test_not_even_one_sample_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +131,7 @@ def test_a_run_that_no_command_has_started_says_what_to_type(
         (["memory.on_oom=fail"], {}, "CUDA out of memory"),
         ([], {"by_hand": True}, "this LightningModule steps by hand"),
         ([], {"batch_norm": True}, "BatchNorm's statistics belong to the whole batch"),
+        ([], {"data": "sampled"}, "and its batch_size is None"),
     ],
 )
 def test_what_is_not_done_in_parts_ends_the_run(
