@@ -5,7 +5,6 @@ import pytest
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
 
-from tests.kit.few import few
 from wellfed import DataError
 from workloads.hyperspectral.array_files import read_arrays
 
@@ -27,7 +26,7 @@ def test_python_objects_are_not_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".mat"])
-@pytest.mark.parametrize("kept", few([0, 5, 50, 100, 128, 140, 200], 2))
+@pytest.mark.parametrize("kept", [5, 140])
 def test_what_was_cut_off_is_damaged(tmp_path: Path, suffix: str, kept: int):
     path = tmp_path / f"a{suffix}"
     values = np.random.default_rng(0).normal(size=(5, 5, 5))
