@@ -421,7 +421,7 @@ class RunConfig:
 
 @dataclass
 class TuneConfig:
-    """A search for faster settings: its length, and the use of its result. It optimises `sweep.objective`;
+    """A search for faster settings: its length, and the use of its result. It ranks by samples/s;
     `sweep.trial_steps` and `sweep.timeout_s` apply to its trials."""
 
     name: Optional[str] = knob(
