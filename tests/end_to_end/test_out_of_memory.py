@@ -220,10 +220,8 @@ def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
     assert (record["status"], record["exit_code"], record["error"]["kind"]) == ("oom", 3, "device_oom")
     assert "Tried to allocate" in record["error"]["message"], "the reason of the rank whose memory it was"
     told = done.err.partition("torch/distributed/run.py")[0]  # then it tells of itself
-    if on_oom == "fail":
-        assert told.count("Out of memory with micro-batches of 16") == 1
-    else:
-        assert told.count("Out of memory on rank 1 with micro-batches of 16") == 1
+    assert told.count("Out of memory on rank 1 with micro-batches of 16") == 1
+    if on_oom == "retry":
         assert "Start it again with memory.micro_batch=8." in record["error"]["message"]
     assert "Connection closed" not in told
 
