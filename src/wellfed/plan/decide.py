@@ -97,6 +97,8 @@ def _effective(size: int, data: DataFacts) -> Decided[int]:
     own = None if data.own_loader is None else data.own_loader.batch_size
     if size == 0:
         because = "unknown before Lightning reads the loaders"
+    elif own is None and data.own_loader is not None and data.own_loader.has_own_batches:
+        because = "the samples of a step to plan with; its batch sampler decides them"
     elif own is None:
         because = "the workload's; nothing else changes it"
     elif own == size:

@@ -13,8 +13,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from tests.kit import sets
 from tests.kit.few import slow
 from tests.kit.machines import H200, LAPTOP
+from tests.kit.own_loaders import Lists
 from tests.plan.test_decide import config as make_config
 from tests.plan.test_decide import planned
+from wellfed import generators
 from wellfed.config.compose import Composed
 from wellfed.contract import Datasets, LossOutput
 from wellfed.data.backends import thread_backend
@@ -114,8 +116,10 @@ def loaders(kind="dict"):
         "tuple": (train, val),
         "one": train,
         "sets": (Rows(), None),
+        "lists": DataLoader(Rows(), batch_sampler=Lists()),
     }
-    return given.get(kind) or {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}[kind]
+    odd = {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}
+    return {**given, **odd}[kind]
 
 
 def brought(target, effective=None, model="Model", **arguments):
@@ -249,6 +253,15 @@ def test_without_a_loader_the_batch_size_must_be_set():
     with pytest.raises(ConfigError, match=r"workload\.effective_batch_size: is null, and there is no DataLoader"):
         brought("loaders", kind="sets")
     assert brought("loaders", kind="sets", effective=4)[1].workload.effective_batch_size == 4
+
+
+def test_a_batch_sampler_without_a_size_is_planned_by_its_first_list_which_leaves_no_trace():
+    parts, given = brought("loaders", kind="lists")
+    before = generators.numbers()
+    given = with_loader(replace(given, workload=replace(given.workload, effective_batch_size=None)), parts.data)
+    assert (given.workload.effective_batch_size, generators.numbers()) == (6, before)
+    because = planned(given, LAPTOP, data=data_facts(parts, given)).knobs["workload.effective_batch_size"].because
+    assert "its batch sampler decides" in because
 
 
 # -- values that follow from the data ---------------------------------------------------------------------------------

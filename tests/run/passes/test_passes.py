@@ -319,6 +319,20 @@ def by_loaders() -> Datasets:
     return Datasets(*loaders)
 
 
+def views() -> Datasets:
+    """Returns a loader whose batches hold each sample twice, as contrastive learning has them."""
+    return Datasets(DataLoader(Numbers(), batch_size=4, collate_fn=lambda rows: default_collate([*rows, *rows])))
+
+
+@pytest.mark.parametrize(("typed", "sizes"), [((), [8]), (("memory.micro_batch=4",), [4, 4])])
+def test_a_batch_with_more_rows_than_samples_stays_whole_unless_told(
+    tmp_path: Path, typed: Sequence[str], sizes: list[int]
+) -> None:
+    passes, _, model = passes_of(tmp_path, *ONE_STEP, *typed, data="views")
+    fit(passes)
+    assert model.sizes == sizes
+
+
 @pytest.mark.parametrize("loader", [slow("baseline"), "own"])
 def test_a_generator_of_the_users_own_is_left_as_it_was(tmp_path: Path, loader: str) -> None:
     weights = []

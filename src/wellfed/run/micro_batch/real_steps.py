@@ -124,8 +124,10 @@ def beside_steps(
 ) -> Result:
     """Returns the result of ``use`` for steps of a copy of the model; for None if it can't step before training."""
 
+    most = None if plan.memory.accumulate == 1 else plan.memory.micro_batch
+
     def with_step(step: ConfiguredStep) -> Result:
-        return use(TrialStep(lambda batch: step(step.to_device(batch), plan.memory.micro_batch), step.meter().wait))
+        return use(TrialStep(lambda batch: step(step.to_device(batch), most), step.meter().wait))
 
     why: object = why_untried(plan, models.model_facts(parts, config))
     if not why:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -191,6 +193,9 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
     """
     workload, loader = config.workload, loader_of(data, "train")
     asked, own = workload.effective_batch_size, step_size(loader)
+    if asked is None and own is None and has_own_batches(loader):
+        with suppress(Exception), generators.kept(loader.batch_sampler):  # of the user's code
+            own = len(next(iter(copy.copy(loader.batch_sampler))))
     if asked is None and own is None:
         is_bare = loader is None or isinstance(loader, BareStream)
         source = "there is no DataLoader" if is_bare else "the DataLoader does not say it"

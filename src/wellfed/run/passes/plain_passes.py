@@ -54,13 +54,13 @@ class PlainPasses(RunPasses):
 
     def _placed_model(self) -> PlacedModel:
         config, objects, plan = self._config, self._objects, self._plan
-        data, schedule = objects.data, config.workload.schedule
+        data, schedule, memory = objects.data, config.workload.schedule, plan.memory
         options = StepOptions(
             gradient_clip=config.trainer.gradient_clip,
             seed=config.seed,
-            feature_mode=plan.memory.features,
+            feature_mode=memory.features,
             compile_mode=plan.device.compile,
-            on_oom="retry" if plan.memory.on_oom == "retry" else "fail",
+            on_oom="retry" if memory.on_oom == "retry" else "fail",
             halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry,
             may_adapt=self._may_adapt,
             on_nan=config.trainer.on_nan.value,
@@ -72,7 +72,9 @@ class PlainPasses(RunPasses):
             options,
             train_data=data.train,
             eval_data={"val": data.val, "test": data.test},
-            micro=MicroBatches(plan.memory.micro_batch),
+            micro=MicroBatches(
+                memory.micro_batch, is_whole=memory.accumulate == 1 and config.memory.micro_batch is None
+            ),
             make_optimizer=lambda model: make_optimizer(
                 config, plan, parameter_groups(model), sparse=objects.has_sparse_gradients
             ),

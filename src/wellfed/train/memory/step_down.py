@@ -6,14 +6,20 @@ from collections.abc import Callable, Mapping
 
 
 class MicroBatches:
-    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least."""
+    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    Args:
+        is_whole: no batch is split before the first step down, also one with more rows than ``size``.
+    """
+
+    def __init__(self, size: int, *, is_whole: bool = False) -> None:
+        self.size, self._is_whole = size, is_whole
         self.tried = [size]
 
     def sizes(self, num_samples: int) -> list[int]:
         """Returns micro-batch sizes that add up to ``num_samples``; the last is the rest."""
+        if self._is_whole:
+            return [num_samples]
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 
@@ -21,7 +27,7 @@ class MicroBatches:
         """Halves the size and returns it; None if it is 1."""
         if self.size == 1:
             return None
-        self.size //= 2
+        self.size, self._is_whole = self.size // 2, False
         self.tried.append(self.size)
         return self.size
 
