@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, get_args
 
 import numpy as np
@@ -167,7 +167,8 @@ def reached_from(*holders: Any) -> Iterator[Any]:
     """Yields objects and everything that they hold, the nearest first.
 
     An object holds its attributes and those of its class. A list, tuple, set or dict holds its entries. A function
-    holds what it closes over and the globals that it names. Of classes and functions only those of users count.
+    holds what it closes over, the globals that it names, and what it names of modules. Of classes, functions and
+    modules only those of users count.
     """
     seen: set[int] = set()
     waiting, count = deque(holders), 0
@@ -191,7 +192,10 @@ def _parts(each: Any) -> Iterable[Any]:
     if isinstance(each, (FunctionType, type)):
         return _parts_of_code(each)
     attributes = getattr(each, "__dict__", None)
-    return *(attributes.values() if isinstance(attributes, dict) else ()), type(each)
+    with_slots = [vars(cls).items() for cls in type(each).__mro__ if "__slots__" in vars(cls)]
+    slots = [name for items in with_slots for name, kind in items if isinstance(kind, MemberDescriptorType)]
+    values = attributes.values() if isinstance(attributes, dict) else ()
+    return *values, *(getattr(each, name, None) for name in slots), type(each)
 
 
 _is_the_users = cache(is_the_users)
@@ -205,8 +209,16 @@ def _parts_of_code(each: FunctionType | type) -> Iterable[Any]:
         return *vars(each).values(), *each.__bases__
     with suppress(ValueError):  # a variable of an enclosing function that has no value yet
         named = inspect.getclosurevars(each)
-        return *named.nonlocals.values(), *named.globals.values()
+        return *named.nonlocals.values(), *_with_named(named.globals.values(), each.__code__.co_names)
     return ()
+
+
+def _with_named(values: Iterable[Any], names: Sequence[str], depth: int = 3) -> Iterator[Any]:
+    """Yields values, and of the user's modules among them what has one of the names, as in ``module.part``."""
+    for each in values:
+        yield each
+        if depth and isinstance(each, ModuleType) and _is_the_users(getattr(each, "__file__", None) or "<"):
+            yield from _with_named([vars(each)[name] for name in names if name in vars(each)], names, depth - 1)
 
 
 def seed_for_sample(seed: int, held: Iterable[_Generator] = ()) -> None:

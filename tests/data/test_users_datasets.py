@@ -112,6 +112,20 @@ def of_module():
     return MODULES.random()
 
 
+def of_another_module():
+    return sets.noise()
+
+
+class Slots:
+    __slots__ = ("generator",)
+
+    def __init__(self):
+        self.generator = NUMPY()
+
+    def __call__(self):
+        return self.generator.random()
+
+
 MODULES = np.random.default_rng(2)
 NUMPY = functools.partial(np.random.default_rng, 3)
 HOLDERS = {
@@ -125,6 +139,8 @@ HOLDERS = {
     "a partial's": lambda: Drawing(functools.partial(draw, NUMPY())),
     "a closure's": lambda: Drawing(closed_over(NUMPY())),
     "the module's": lambda: Drawing(of_module),
+    "another module's": lambda: Drawing(of_another_module),
+    "in slots": lambda: Drawing(Slots()),
     "the class's": OfClass,
     "made late": Lazy,
     "beside rng": lambda: WithRng(Holding(NUMPY())),

@@ -157,3 +157,11 @@ class BreakingItems(Breaking):
     """The same dataset with ``__getitem__`` only."""
 
     fetch = None
+
+
+NOISE = np.random.default_rng(2)
+
+
+def noise():
+    """Draws from a generator of this module."""
+    return NOISE.random()
