@@ -65,6 +65,7 @@ def test_one_batch_is_sized_and_timed():
     assert found.batch_bytes == 4 * (8 + 4 + 8)
     assert found.num_batches == 6
     assert found.build_ms > 2.5
+    assert found.waits_outside  # it sleeps
     assert (found.step_ms, found.timed, found.failed) == (None, {}, ())
 
 

@@ -31,6 +31,7 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import TrainLoader
+from wellfed.data.worker_count import BUILD_WAITS_FRAC
 
 _LOG = logging.getLogger(__name__)
 Loader = TrainLoader | OwnLoader
@@ -69,8 +70,10 @@ def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> 
         with without_side_effects(data), closing(make(first)) as loader:
             deliveries = _endless(loader)
             num_bytes = batches.num_bytes(next(deliveries).batch)
-            build_ms = statistics.median(_times_ms(lambda: next(deliveries), _FEW, _BUILDS_S))
-            return FirstBatches(build_ms, num_bytes, len(loader))
+            takes: list[Any] = []
+            build_ms = statistics.median(_times_ms(lambda: takes.append(next(deliveries).took), _FEW, _BUILDS_S))
+            waits = [took is not None and took.cpu_ms < BUILD_WAITS_FRAC * took.wall_ms for took in takes]
+            return FirstBatches(build_ms, num_bytes, len(loader), waits_outside=2 * sum(waits) > len(waits))
     except Exception as error:  # noqa: BLE001  training meets the same error and reports it
         _LOG.info("no batch could be built to time loader backends: %r", error)
         return None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 WAIT_FRAC = 0.05
 """Maximum share of a step spent waiting for data that counts as fed (torch-tb-profiler 0.4.3)."""
+BUILD_WAITS_FRAC = 0.5
+"""CPU time over wall time of building a batch, below which it is mostly waiting (disk, network, service)."""
 MOST_WORKERS = 32
 """Maximum number of workers that is planned by measured times, or advised."""
 

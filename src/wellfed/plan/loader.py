@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from wellfed.config.schema import Backend, RunConfig
@@ -129,11 +129,10 @@ class LoaderPlanner:
         if asked.num_workers is not None:
             return Decided(asked.num_workers, f"loader.num_workers={asked.num_workers}", "set")
         cores_each = max(1, int(cores / devices))
-        first, work = self.first, None
-        if first is not None:
-            work = replace(first, build_ms=_SLACK * first.build_ms).work(cores_each)
+        first = self.first
+        work, waits_outside = (None, False) if first is None else (first.work(cores_each, _SLACK), first.waits_outside)
         limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS if work is None else MOST_WORKERS)
-        most = min(limit, cores_each)
+        most = limit if waits_outside and work is not None else min(limit, cores_each)
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
         because = f"{each}, at most {limit}"
         if first is None:
@@ -142,7 +141,7 @@ class LoaderPlanner:
         if work is None:
             of_use, steps = math.ceil(first.build_ms) + 1, "and steps are hardly shorter than 1 ms"
         else:
-            of_use = work.workers_advised(most, cores_each, waits_outside=False)
+            of_use = work.workers_advised(most, cores_each, waits_outside=waits_outside)
             steps = f"a step takes {show_ms(work.step_ms)}"
         room = self._room(first, backend)
         fitting = room.most_workers(min(most, of_use))
@@ -151,7 +150,9 @@ class LoaderPlanner:
             return Decided(fitting, fits, "measured")
         if of_use < most or work is not None:
             enough = f"a batch is built in {show_ms(first.build_ms)}, {steps}"
-            is_capped = work is not None and work.workers_advised(MOST_WORKERS, cores_each, waits_outside=False) > most
+            is_capped = (
+                work is not None and work.workers_advised(MOST_WORKERS, cores_each, waits_outside=waits_outside) > most
+            )
             why = because if is_capped else f"more would win nothing on {each}"
             return Decided(min(most, of_use), f"{enough}: {why}", "measured")
         return by_rule(most, because)

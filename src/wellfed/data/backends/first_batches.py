@@ -23,7 +23,12 @@ class FirstBatches:
     timed: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds of a step and its batch by backend, in the faster of two passes; empty if not needed."""
     failed: tuple[str, ...] = ()
+    waits_outside: bool = False
+    """Whether building mostly waits for something other than a core, such as a disk."""
 
-    def work(self, cores: float) -> Work | None:
+    def work(self, cores: float, slack: float = 1.0) -> Work | None:
         """Returns what a step and its batch take with so many cores; None if no step was measured."""
-        return None if self.step_ms is None else Work(self.step_ms, self.build_ms, self.build_ms + self.step_ms, cores)
+        if self.step_ms is None:
+            return None
+        build_ms = slack * self.build_ms
+        return Work(self.step_ms, build_ms, self.step_ms + (0.0 if self.waits_outside else build_ms), cores)

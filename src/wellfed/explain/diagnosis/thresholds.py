@@ -57,8 +57,6 @@ CROWDED_FRAC = 0.8
 """Like `CPU_FULL_FRAC` with more workers than cores, which queue for a core before all are always busy (a proposal)."""
 LOADER_CPU_FRAC = 0.4
 """Share of the cores used by workers beside the step, beyond which they slow it down (SPDL: CPU > 40 %)."""
-BUILD_WAITS_FRAC = 0.5
-"""CPU time over wall time of building a batch, below which it is mostly waiting (disk, network, service)."""
 CONTENTION_FACTOR = 1.5
 """Minimum ratio of the time to build a batch beside other workers to the time alone, for workers that wait for one
 another (a proposal). With a lock for the whole build it is the number of workers."""

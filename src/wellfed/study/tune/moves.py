@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from wellfed.explain.diagnosis.thresholds import BUILD_WAITS_FRAC, CEILING_FACTOR
+from wellfed.data.worker_count import BUILD_WAITS_FRAC
+from wellfed.explain.diagnosis.thresholds import CEILING_FACTOR
 from wellfed.plan.backend import MESSAGE_MS
 from wellfed.study.tune.trial import TuneTrial
 from wellfed.units import show_percent

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wellfed.data.worker_count import MOST_WORKERS, Work
+from wellfed.data.worker_count import BUILD_WAITS_FRAC, MOST_WORKERS, Work
 from wellfed.explain.diagnosis import thresholds as limits
 from wellfed.explain.diagnosis.ceiling_check import contradiction
 from wellfed.explain.diagnosis.evidence import Evidence, once
@@ -99,7 +99,7 @@ class Feeding:
     def waits_outside(self) -> bool:
         """Whether building is mostly waiting for something other than a core."""
         if not self.is_cpu_full:
-            return self.cpu_frac < limits.BUILD_WAITS_FRAC
+            return self.cpu_frac < BUILD_WAITS_FRAC
         # A process that always needs a core gets about this share of one.
         fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
         return self.cpu_frac < limits.QUEUED_FRAC * fair_frac
@@ -141,7 +141,7 @@ class Feeding:
 
     def figures(self) -> Figures:
         """Returns the figures of evidence by name, and those of words alone."""
-        is_mostly_work = self.waits_for_core or self.cpu_frac >= limits.BUILD_WAITS_FRAC
+        is_mostly_work = self.waits_for_core or self.cpu_frac >= BUILD_WAITS_FRAC
         return {
             "wait_frac": self.wait_frac,
             "build_ms": self.build_ms,
@@ -170,7 +170,7 @@ class Feeding:
 
         factor = self.step_ms / max(self.work.period_ms(workers), float(np.mean(simulated(1.0))))
         low = 1.0
-        if workers <= self.num_workers or self.cpu_frac >= limits.BUILD_WAITS_FRAC or self.waits_for_core:
+        if workers <= self.num_workers or self.cpu_frac >= BUILD_WAITS_FRAC or self.waits_for_core:
             shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
             slowest_ms = float(np.quantile(simulated(_SLACK), 1 - _TAIL))
             low = self.step_ms / max(self.work.period_ms(workers, _SLACK), slowest_ms, shared_ms)
