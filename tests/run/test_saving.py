@@ -67,6 +67,11 @@ class Wider(Model):
         self.net[2] = nn.Linear(400, 2)
 
 
+class Grouped(Model):
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [{"params": [parameter]} for parameter in self.parameters()]
+
+
 class Own(pl.LightningModule):
     """The same model as a LightningModule, with a monitor of a mean over the epoch."""
 
@@ -255,21 +260,28 @@ def test_a_signal_while_a_checkpoint_fails(
     assert "last saved step 3 of 5." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damaged", [slow(False, id="another model"), pytest.param(True, id="not what a resume needs")])
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        slow("Wider", "workload.model", id="another model"),
+        pytest.param("Model", "no lr_schedulers", id="not what a resume needs"),
+        pytest.param("Grouped", "its state can't be restored (ValueError", id="another optimizer"),
+    ],
+)
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, problem: str
 ) -> None:
     code, folder = ran(tmp_path, "logger.csv=true")
     assert code == 0
-    last, model = folder / "checkpoints" / "last.ckpt", "Model" if damaged else "Wider"
-    if damaged:
+    last = folder / "checkpoints" / "last.ckpt"
+    if model == "Model":
         write_whole(last, {name: torch.load(last)[name] for name in ("state_dict", "global_step")})
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     capsys.readouterr()
     code, _ = ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=20", model=model)
     told = capsys.readouterr().err
     assert code == 2
-    assert ("no lr_schedulers" if damaged else "workload.model") in told
+    assert problem in told
     after = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert after.pop(Path("train.log")).startswith(before.pop(Path("train.log")))
     assert after == before

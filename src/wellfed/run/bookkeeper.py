@@ -98,7 +98,7 @@ class Bookkeeper:
         """Opens the chosen loggers. If one fails, the files still have every metric."""
         sinks, self.loggers = self.opener.open(plan.filled_in(composed.resolved))
         self.journal.sink = Sink(*sinks)
-        if sinks:
+        if sinks and self.opener.resumed_at is None:
             self.journal.save()  # a resumed run continues theirs by the ids in the record
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:

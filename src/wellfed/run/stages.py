@@ -182,8 +182,6 @@ class Run:
         except (AttributeError, TypeError, ValueError) as error:
             problem = f"holds no position to go on from ({first_line(error)})."
             raise ConfigError.of(str(checkpoint), problem, "Name another, e.g. last-1.ckpt.") from error
-        if self._rank == 0 and target.in_place:
-            write_first(self._start.composed, self._folder, self._books.record)
         self._books.resumed_after(step, epochs, in_place=target.in_place)
         for other in target.damaged:
             self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
@@ -195,6 +193,8 @@ class Run:
     def _started(self) -> None:
         if not self._has_trained and not self._is_trial:
             self._console.print(f"folder  {self._folder}", soft_wrap=True)
+            if self._rank == 0 and self._start.folder.is_resumed:  # a refused resume leaves the record as it was
+                write_first(self._start.composed, self._folder, self._books.record)
         self._has_trained = True
 
     def _with_what_is_saved(self, outcome: Outcome) -> Outcome:

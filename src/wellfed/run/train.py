@@ -163,7 +163,7 @@ class Start:
             where = self.folder.path if self.shared is None else self.shared.folder
             self.composed = self.composed.in_folder(where)
             self.record = begin_record(self.composed, self.folder, self.target)
-            if self.rank == 0 and not self.folder.is_resumed:  # a refused resume leaves the record as it was
+            if self.rank == 0 and not self.folder.is_resumed:
                 run_folder.write_first(self.composed, where, self.record)
             with log_file(self.folder.path / "train.log"), self.composed.as_job():
                 return self._stages()
