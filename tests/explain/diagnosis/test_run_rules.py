@@ -74,6 +74,8 @@ HOOKS = ("Own.on_train_epoch_end", "Own.on_train_batch_start", "Own.on_before_op
     [
         (walled(steps_s=1.0, validation_s=19.0), "frequent_validation", 0.95),
         (walled(steps_s=8.5, validation_s=1.5), "frequent_validation", 0.15),
+        (walled(steps_s=8.9, validation_s=1.1, start_s=2.0), "frequent_validation", 0.09),
+        (walled(steps_s=8.9, checkpoint_s=1.1, end_s=2.0), "frequent_checkpoints", 0.0),
         (walled(steps_s=3.0, checkpoint_s=240.0), "frequent_checkpoints", 0.0),
         *((walled(steps_s=1.0, callbacks={hook: 9.0}), "slow_callbacks", 0.9) for hook in HOOKS),
         (walled(steps_s=8.0, epoch_end_s=2.0), "unexplained", 0.2),

@@ -43,6 +43,10 @@ def test_every_figure_is_the_same_in_reports_comparisons_and_tiles() -> None:
     assert figures["rate"].text in digest(Path("a/runs/b"), found.record).cells
 
 
+def test_a_rate_above_its_ceiling_is_no_share_of_what_is_possible() -> None:
+    assert figures_of(evidence(ceiling=0.9).record)["of_ceiling"].line.startswith("of the ceiling: above the ")
+
+
 def test_the_screen_has_the_texts_of_the_figures(tmp_path: Path) -> None:
     found = on_card()
     figures = figures_of(found.record)

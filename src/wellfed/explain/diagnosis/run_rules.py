@@ -96,7 +96,10 @@ def run_rules(evidence: Evidence) -> list[Finding]:
 
 def _largest_gap(evidence: Evidence) -> Finding | None:
     """Returns the kind of pause that costs enough to be the verdict, though fewer of them win less than that."""
-    named = [pause.frequent_checkpoints(evidence), pause.frequent_validation(evidence, WORTH_FRAC)]
+    wall, least_frac = evidence.wall.entry, WORTH_FRAC
+    if wall is not None and wall["total_s"] > 0:  # start and end left out, as of all causes
+        least_frac *= 1 - (wall["start_s"] + wall["end_s"]) / wall["total_s"]
+    named = [rule(evidence, least_frac) for rule in (pause.frequent_checkpoints, pause.frequent_validation)]
     return max((one for one in named if one), key=lambda one: one.time_lost_frac, default=None)
 
 

@@ -27,11 +27,11 @@ _LEAST_REGULAR = 0.8
 """Minimum share of long pauses at equal distances."""
 
 
-def frequent_checkpoints(evidence: Evidence) -> Finding | None:
-    """Returns a finding if checkpoints take much of the time, however few there are."""
+def frequent_checkpoints(evidence: Evidence, least_frac: float = limits.CHECKPOINT_FRAC) -> Finding | None:
+    """Returns a finding if checkpoints take at least ``least_frac`` of the time, however few there are."""
     spent = pauses(evidence, "checkpoint")
     files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
-    if spent is None or not files or spent.frac < limits.CHECKPOINT_FRAC:
+    if spent is None or not files or spent.frac < least_frac:
         return None
     figures: Figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": spent.each_s}
     num_best = spent.times * files.count("best.ckpt") / len(files)

@@ -106,13 +106,13 @@ def unexplained(evidence: Evidence) -> Finding | None:
 
 
 def _largest_beside(evidence: Evidence) -> tuple[str, float]:
-    """Returns the largest kind of wall time beside steps and callbacks, with its share. A run starts and ends once,
-    whatever its length, so that is left out."""
+    """Returns the largest kind of wall time that no rule names, with its share. A run starts and ends once, whatever
+    its length, so that is left out."""
     has_ended = evidence.record.status != "running" and evidence.record.phases
     wall = evidence.wall.entry if evidence.record.wall is not None or has_ended else None
     if wall is None or (of_s := wall["total_s"] - wall["start_s"] - wall["end_s"]) <= 0:
         return "", 0.0
-    shares = {name: wall[key] / of_s for key, name in WALL_NAMES.items() if name not in ("start", "end")}  # type: ignore[literal-required]
+    shares = {WALL_NAMES[key]: wall[key] / of_s for key in ("epoch_end_s", "logging_s", "other_s")}
     name = max(shares, key=lambda name: shares[name])
     return name, shares[name]
 
