@@ -92,7 +92,7 @@ class SplitInSetup(Data):
 
 class NeedsTrainer(Data):
     def setup(self, stage: str) -> None:
-        assert self.trainer is not None
+        assert isinstance(self.trainer, pl.Trainer)
         super().setup(stage)
         self.rows = Rows(20 + self.trainer.log_every_n_steps // 50)
 
@@ -109,6 +109,23 @@ class LateNeedsTrainer(Data):
         self.order = self.rng.permutation(18).tolist()
         assert self.trainer is not None
         self.epochs = self.trainer.max_epochs
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, 4, sampler=self.order)
+
+
+class AsksForTrainer(Data):
+    """Takes a default if it can't ask the trainer; makes its rows, and draws, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Any = None
+
+    def setup(self, stage: Any) -> None:
+        assert stage.value == "fit"
+        if self.rows is None:
+            self.rows = Rows(20 if getattr(self.trainer, "max_epochs", None) is None else 24, draws=True)
+            self.order = torch.randperm(len(self.rows)).tolist()
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.rows, 4, sampler=self.order)
@@ -309,6 +326,17 @@ class Plateau(Module):
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=10.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
+class HandlesNan(Module):
+    """Leaves out a step itself whose loss is NaN."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (float("nan") if self.global_step == 3 else 1.0)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not all(weight.grad is None or weight.grad.isfinite().all() for weight in self.parameters()):
+            optimizer.zero_grad()
 
 
 class StopsItself(pl.Callback):

@@ -18,6 +18,7 @@ ROWS = [
     slow("Module", "SplitInSetup", {}, id="setup that draws"),
     pytest.param("Module", "NeedsTrainer", {}, id="setup that needs the trainer"),
     slow("Module", "LateNeedsTrainer", {}, id="setup that draws, and then needs the trainer"),
+    pytest.param("Module", "AsksForTrainer", {}, id="setup that asks for the trainer and takes a default"),
     slow("Module", "DrawsInHook", {}, id="train_dataloader that draws from a generator of its own"),
     slow("Module", "Spawned", {}, id="spawned workers with a method of the data"),
     slow("Module", "Workers", {}, id="workers"),
@@ -36,6 +37,7 @@ ROWS = [
     pytest.param("ReplacesOptimizer", "Data", {}, id="an optimizer that is replaced"),
     slow("EstimatesSteps", "Data", {}, id="estimated_stepping_batches"),
     pytest.param("Manual", "Data", {}, id="manual optimization"),
+    slow("HandlesNan", "Data", {}, id="a loss of NaN that the module handles"),
     slow("Module", "Data", {"val_check_interval": 0.5}, id="val_check_interval"),
 ]
 

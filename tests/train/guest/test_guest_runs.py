@@ -1,11 +1,13 @@
 """Arguments of Lightning's Trainer, stops, saved files and plain models of guests."""
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -14,7 +16,7 @@ from tests.kit.few import slow
 from tests.kit.guests import guest, under_lightning
 from tests.train.guest import brought
 from wellfed import Datasets, LossOutput
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.process import Stopped, StopRequest
 from wellfed.train.guest.data import NoTrainerYet
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -28,6 +30,7 @@ REFUSED = [
     ("devices=2", "trainer.lightning.devices", "is what trainer.devices sets"),
     ("precision=16", "trainer.lightning.precision", "is what gpu.precision sets"),
     ("inference_mod=false", "trainer.lightning.inference_mod", "Set trainer.lightning.inference_mode."),
+    ("max_epoch=5", "trainer.lightning.max_epoch", "Set trainer.max_epochs."),
     ("strategy=ddp_spawn", "trainer.lightning.strategy", "contradicts trainer.strategy=auto"),
 ]
 
@@ -206,38 +209,14 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     assert all(value.isfinite().all() for value in ran.content()["state_dict"].values())
 
 
-class LosesItsLoss(brought.Module):
-    """From its fourth step on, its loss is NaN, and its optimizer leaves the weights: as a gradient scaler does."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.loss(batch) * (float("nan") if self.global_step >= 3 else 1.0)
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.global_step >= 3:
-            optimizer.zero_grad()
-
-
-class LogsIt(LosesItsLoss):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_loss", loss)
-        return loss
-
-
-@pytest.mark.parametrize("model", [slow("LosesItsLoss"), "LogsIt"])
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, model: str) -> None:
-    ran = guest(tmp_path, f"{__name__}.{model}", DATA, "trainer.max_epochs=3", "trainer.log_every_steps=2")
-    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 4"):
-        ran.fit()
-
-
 @pytest.mark.parametrize(
-    ("model", "own", "steps"), [(MODULE, [True], "1 to 2"), (f"{__name__}.LogsIt", [True, False], "3 to 4")]
+    ("model", "own", "steps"),
+    [(MODULE, [True], "1 to 2"), (f"{__name__}.NoNumber", [True] * 5 + [False], "7 to 8")],
 )
-def test_ranks_agree_on_a_loss_that_is_no_number(
+def test_ranks_agree_on_weights_that_are_no_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, own: list[bool], steps: str
 ) -> None:
-    """The first: another rank's loss is NaN. The second: this rank's is, of which the others are told."""
+    """The first: another rank's weights are NaN. The second: this rank's are, of which the others are told."""
     told: list[bool] = []
 
     def agree(_: Any, decision: bool, all: bool = True) -> bool:
@@ -334,3 +313,114 @@ def test_a_mean_of_an_epoch_is_not_the_figure_of_a_batch(tmp_path: Path) -> None
     latest = ran.fit().passes.figures.latest
     for name in ("val_loss", "val_loss_epoch", "train_loss_epoch"):
         assert latest[name.replace("_", "/", 1)] == pytest.approx(float(trainer.callback_metrics[name])), name
+
+
+class LooksAround(brought.Module):
+    """Notes what a test knows of the training, and where the checkpoints are."""
+
+    def on_train_end(self) -> None:
+        callback: Any = self.trainer.checkpoint_callback
+        self.files = [callback.best_model_path, callback.last_model_path]
+        self.score = float(callback.best_model_score or 0.0)
+
+    def on_test_start(self) -> None:
+        self.tested = (self.current_epoch, self.global_step)
+        self.tested_weights = [weight.detach().clone() for weight in self.parameters()]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("val_other", float(-self.current_epoch % 3))  # best in the second epoch
+
+
+def test_a_test_knows_its_training_and_the_weights_that_a_checkpoint_picks(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path, monitor="val_other", mode="max")
+    stops = EarlyStopping("val_loss", patience=99)
+    given: dict[str, Any] = {"callbacks": [saves, stops], "enable_checkpointing": True}
+    own, trainer = under_lightning(tmp_path, LooksAround, brought.Data, max_epochs=3, **given)
+    trainer.test(own, datamodule=brought.Data(), ckpt_path=saves.best_model_path)
+    stop = "{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val_loss, patience: 99}"
+    keep = "{_target_: lightning.pytorch.callbacks.ModelCheckpoint, monitor: val_other, mode: max}"
+    typed = ("trainer.max_epochs=3", f"+callbacks.stops={stop}", f"+callbacks.keeps={keep}")
+    ran = guest(tmp_path / "run", f"{__name__}.LooksAround", DATA, *typed).fit()
+    ran.passes.test()
+    assert ran.module.tested == own.tested == (3, 18)
+    for mine, theirs in zip(ran.module.tested_weights, own.tested_weights, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_files_of_a_run_are_those_of_its_checkpoint_callback(tmp_path: Path) -> None:
+    typed = ("trainer.max_epochs=3", "trainer.best_metric=val_other", "trainer.best_mode=max")
+    ran = guest(tmp_path, f"{__name__}.LooksAround", DATA, *typed).fit()
+    assert ran.module.files == [str(ran.last.with_name(name)) for name in ("best.ckpt", "last.ckpt")]
+    assert all(map(os.path.exists, ran.module.files))
+    assert ran.module.score == ran.content("best.ckpt")["best"]["other"]
+
+
+class LeavesOut(brought.Module):
+    """Saves no frozen weights, as those of a large encoder that is read elsewhere."""
+
+    strict_loading = False  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name in ("frozen.weight", "frozen.bias"):
+            del checkpoint["state_dict"][name]
+
+
+def test_weights_that_a_module_leaves_out_are_not_missed(tmp_path: Path) -> None:
+    names = (f"{__name__}.LeavesOut", DATA, "trainer.max_epochs=1")
+    ran = guest(tmp_path, *names).fit()
+    ran.passes.check_fits("resume", ran.content())
+    weights = ran.content()["state_dict"]
+    weights["net.0.bias"] = weights["net.0.bias"][:-1]
+    with pytest.raises(ConfigError, match=r"net.0.bias: \(3,\) there, \(4,\) here"):
+        ran.passes.check_fits("resume", {"state_dict": weights})
+
+
+class NoOthers(brought.Data):
+    def val_dataloader(self) -> Any:
+        return None
+
+    test_dataloader = val_dataloader
+
+
+def test_none_is_no_loader(tmp_path: Path) -> None:
+    ran = guest(tmp_path, MODULE, f"{__name__}.NoOthers", "trainer.max_epochs=1").fit()
+    ran.passes.test()
+    assert ran.books.record.steps == 6
+
+
+class Empty(brought.Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader([], 4)  # type: ignore[arg-type]
+
+
+class NoTraining(brought.Data):
+    def train_dataloader(self) -> Any:
+        return None
+
+
+class Two(brought.Module):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), 0.1) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "typed", "told"),
+    [
+        (MODULE, f"{__name__}.Empty", None, "workload.data: an epoch of training has no batch"),
+        (MODULE, f"{__name__}.NoTraining", None, "`NoTraining.train_dataloader\\(\\)`. Found None"),
+        (f"{__name__}.Two", DATA, None, "multiple optimizers is only supported with manual"),
+        (MODULE, DATA, "limit_train_batches=two", "trainer.lightning: .*refuses {'limit_train_batches': 'two'}"),
+        (MODULE, DATA, "limit_train_batches=1.5", "trainer.lightning: .*invalid value 1.5"),
+        (MODULE, DATA, "plugins=[a]", "trainer.lightning: .*invalid type for plugin a"),
+        (MODULE, DATA, "val_check_interval=1000", r"`val_check_interval` \(1000\) must be less"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(tmp_path: Path, model: str, data: str, typed: str | None, told: str) -> None:
+    more = [] if typed is None else [f"trainer.lightning.{typed}"]
+    with pytest.raises(WellfedError, match=told):
+        guest(tmp_path, model, data, "trainer.max_epochs=1", *more).fit()

@@ -48,7 +48,7 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     if not hasattr(model, "training_step"):  # a plain model was trained inside a module of the engine
         weights = {name.removeprefix("model."): value for name, value in weights.items()}
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, strict=getattr(model, "strict_loading", True))
     except RuntimeError as error:
         raise DataError(f"{checkpoint} does not fit the model that run.json names: {error}") from error
     return model.eval()

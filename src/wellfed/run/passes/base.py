@@ -85,7 +85,7 @@ class RunPasses(ABC):
         self._total_steps = self._limits.total_steps(self.steps_per_epoch)
         self.is_pruned = False
         """A pruner has ended the training early."""
-        stops_on_nan = objects.guest is None and trainer.on_nan.value == "raise"  # a guest's losses: see `Saves`
+        stops_on_nan = objects.guest is None and trainer.on_nan.value == "raise"  # a guest may handle its losses
         self.figures = Figures(self._log, every=trainer.log_every_steps, stops_on_nan=stops_on_nan)
         self.ceiling = Ceiling(config, books, self._first_batches, self._run_ceiling)
         self._checkpoints = self._make_checkpoints(*self._open())

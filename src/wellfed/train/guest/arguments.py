@@ -30,7 +30,8 @@ from wellfed.train.loop.place import Place
 from wellfed.train.loop.training import Limits
 
 WHERE = "trainer.lightning"
-_KNOBS: Mapping[str, str] = {
+_LIGHTNING = Path(pl.__file__).parent
+_KNOBS = {
     "precision": "gpu.precision",
     "benchmark": "gpu.cudnn_benchmark",
     "max_time": "trainer.max_time_s",
@@ -66,12 +67,14 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
     known = inspect.signature(pl.Trainer).parameters
     trainer, default = config.trainer, TrainerConfig()
     runs_ddp = trainer.world_size > 1 and trainer.strategy.value != "fsdp"
+    knobs = {name: f"trainer.{name}" for name in known if name not in _EITHER and hasattr(trainer, name)} | _KNOBS
     for name, value in (trainer.lightning or {}).items():
         where, either = f"{WHERE}.{name}", _EITHER.get(name)
-        knob = _KNOBS.get(name) or f"trainer.{either or name}"
+        knob = knobs.get(name, f"trainer.{either}")
         if name not in known:
             near = nearest(name, known)
-            way_out = f"Set {WHERE}.{near}." if near else f"Its arguments: {', '.join(sorted(known))}."
+            others = ", ".join(sorted(known.keys() - knobs))
+            way_out = f"Set {knobs.get(near, f'{WHERE}.{near}')}." if near else f"Its arguments: {others}."
             yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
         elif name == "strategy":
             if not (runs_ddp and "ddp" in str(value).lower()):  # a variant, as ddp_find_unused_parameters_true
@@ -79,7 +82,7 @@ def argument_faults(config: RunConfig) -> Iterator[Fault]:
                 yield Fault(where, problem, "Set it instead, and leave this out; or name a variant of ddp on several.")
         elif either and (typed := getattr(trainer, either)) != getattr(default, either):
             yield Fault(f"{where}={value}", f"sets the same as {knob}={typed}.", f"Leave out one: {knob}=null.")
-        elif name in _KNOBS or (not either and hasattr(trainer, name)):
+        elif name in knobs:
             yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
 
 
@@ -158,8 +161,8 @@ def make_trainer(
         named.pop("val_check_interval", None)
     try:
         watch.trainer = pl.Trainer(plugins=plugins, **named)
-    except (TypeError, ValueError) as error:  # Lightning's MisconfigurationException is no ValueError
-        problem = f"Lightning's Trainer refuses its arguments: {error}"
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        problem = f"Lightning's Trainer refuses {dict(asked.lightning or {})}: {str(error).removesuffix('.')}."
         raise ConfigError.of(WHERE, problem, f"Change {WHERE}.*") from error
     return watch.trainer
 
@@ -204,9 +207,13 @@ def explained(checkpoint: Path | None) -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise WellfedError(str(error)) from error
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if checkpoint is None or checkpoint_connector.__file__ not in files or any(map(is_the_users, files)):
+        is_users = any(map(is_the_users, files))
+        is_lightnings = type(error) in (TypeError, ValueError, RuntimeError) and _LIGHTNING in Path(files[-1]).parents
+        if is_lightnings and not is_users:
+            raise WellfedError(str(error).strip()) from error
+        if checkpoint is None or is_users or checkpoint_connector.__file__ not in files:
             raise
         problem = f"its state can't be restored ({type_and_line(error)})."
         way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."

@@ -10,6 +10,7 @@ from functools import partial, wraps
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -17,7 +18,7 @@ from wellfed import generators
 from wellfed.config.schema import RunConfig
 from wellfed.data.own_loader import is_stream
 from wellfed.data.remade_loader import remade, typed_changes, why_fixed
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, type_and_line
 from wellfed.ranks import own_local_rank, own_rank
 from wellfed.train.guest.marks import is_overridden
 
@@ -26,8 +27,9 @@ STEPS = {"train": "training_step", "val": "validation_step", "test": "test_step"
 
 
 class NoTrainerYet:
-    """Placeholder for the Trainer while loaders are looked at. Other attributes of it raise an AttributeError."""
+    """Placeholder for the Trainer while loaders are looked at. Notes which other attribute was ``asked`` for."""
 
+    asked = ""
     current_epoch = global_step = 0
     training = validating = testing = sanity_checking = predicting = False
 
@@ -35,6 +37,10 @@ class NoTrainerYet:
         self.num_devices, self.num_nodes, self.world_size = num_devices, num_nodes, num_devices * num_nodes
         self.global_rank, self.local_rank = own_rank(), own_local_rank()
         self.node_rank, self.is_global_zero = self.global_rank // num_devices, self.global_rank == 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked = f"trainer.{name}"
+        raise AttributeError(f"{self.asked} is not known yet")
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class GuestLoaders:
         """
         changes = self.changes(config, split)
         if loaders is None or not (changes or parts > 1):
-            return loaders
+            return [] if loaders is None and split != "train" else loaders  # Lightning refuses None
         made = copy.copy(combined(loaders))
         made.flattened = [part_of(remade(one, changes, split), parts) for one in made.flattened]
         return made if isinstance(loaders, CombinedLoader) else made.iterables
@@ -153,7 +159,7 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
     """Returns the loaders of a LightningDataModule or LightningModule, looked at once before the plan.
 
     ``prepare_data`` and ``setup("fit")`` are called for it, and not again by Lightning. If they need more of the
-    Trainer than its ranks, all is left to Lightning, and generators are as before.
+    Trainer than its ranks, or fail, all is left to Lightning; attributes and generators are as before.
 
     Raises:
         ConfigError: there is no loader for training.
@@ -163,22 +169,25 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
         problem = f"{name} has no train_dataloader."
         raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
     attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
-    vars(owner)[attribute] = NoTrainerYet(num_devices, num_nodes)
-    given, undo_draws = {}, generators.way_back(owner)
+    given, why, before, undo_draws = {}, "", dict(vars(owner)), generators.way_back(owner)
+    stand_in = vars(owner)[attribute] = NoTrainerYet(num_devices, num_nodes)
     try:
         own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
         if own == 0:  # other ranks follow this one
             owner.prepare_data()
-        owner.setup("fit")
+        owner.setup(TrainerFn.FITTING)
         with generators.kept(owner):  # Lightning calls them again
             for split in ("train", "val"):
                 if is_overridden(owner, LOADERS[split]):
                     given[split] = getattr(owner, LOADERS[split])()
-    except AttributeError as error:  # if it is not the Trainer's, Lightning's own call raises it again
+    except Exception as error:  # noqa: BLE001  if it is not for want of the Trainer, Lightning's call raises it again
+        why = type_and_line(error)
+    if why := stand_in.asked or why:
         undo_draws()
-        return GuestLoaders(owner, unknown=f"{name} can't make them without a Trainer ({error})")
-    finally:
-        vars(owner)[attribute] = None
+        vars(owner).clear()
+        vars(owner).update(before)
+        return GuestLoaders(owner, unknown=f"{name} does not make them without a Trainer ({why})")
+    vars(owner)[attribute] = None
     for hook in ("prepare_data", "setup"):
         if is_overridden(owner, hook):
             vars(owner)[hook] = _skipping_once(owner, hook)

@@ -91,7 +91,7 @@ def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
     """Returns name, without ``val/``, and direction of the first metric of validation that is monitored, if any."""
     found: list[tuple[Any, Any]] = [
         (getattr(one, "monitor", None), getattr(one, "mode", "min"))
-        for one in trainer.callbacks
+        for one in sorted(trainer.callbacks, key=lambda one: isinstance(one, EarlyStopping))
         if isinstance(one, (EarlyStopping, Checkpoint))
     ]
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]

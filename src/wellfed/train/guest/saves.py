@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.train.guest.figures import monitored
 from wellfed.train.guest.marks import Watch, is_within_step
 from wellfed.train.guest.reading import Place
+from wellfed.train.loop.checkpoint_files import BEST, LAST
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.training import AGREE_EVERY_STEPS
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -50,13 +52,11 @@ class Saves(Checkpoint):
         Args:
             metrics: the latest metrics by name, such as ``val/loss``.
             by_monitor: the first validation metric that a callback or scheduler monitors picks ``best.ckpt``.
-            check_every_steps: steps after which losses must be finite.
+            check_every_steps: steps after which weights must be finite.
             prune: called after each validation on rank 0; returns why training ends, or None.
         """
         self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
         self._by_monitor, self._prune, self._check_every = by_monitor, prune, check_every_steps
-        self._losses: list[Tensor] = []
-        """Sum of the losses since the last check, if any."""
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
         self._saved_at_s = time.monotonic()
@@ -64,6 +64,21 @@ class Saves(Checkpoint):
         self._is_due = False
         self._more: Mapping[str, Any] = {}
         watch.before_fetch = self._between_steps
+
+    @property
+    def best_model_path(self) -> str:
+        """As `ModelCheckpoint` has it: ``best.ckpt``, else ``last.ckpt``, else nothing."""
+        best = self.files.folder.absolute() / BEST
+        return str(best) if best.exists() else self.last_model_path
+
+    @property
+    def last_model_path(self) -> str:
+        last = self.files.folder.absolute() / LAST
+        return str(last) if last.exists() else ""
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        return None if self.files.best_value is None else torch.tensor(self.files.best_value)
 
     def before_users(self) -> pl.Callback:
         """Returns a callback that saves what is due before the user's callbacks begin an epoch, or end the training:
@@ -83,10 +98,6 @@ class Saves(Checkpoint):
             self.files.compare_by(*found)
         if trainer.ckpt_path is not None:
             self.files.loaded(Path(trainer.ckpt_path), trainer.global_step)
-
-    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
-        # A sum is finite if all losses are, and costs a fifth of a check of each.
-        self._losses = [sum(self._losses, loss.detach().float().sum())]
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer, batch_idx):
@@ -162,10 +173,9 @@ class Saves(Checkpoint):
             self.files.save_last(trainer.global_step)
 
     def _check_finite(self, trainer: pl.Trainer) -> None:
-        """Raises NonFiniteLoss on all ranks if weights or losses of one are not finite. Waits for the device."""
-        module: Any = trainer.lightning_module
-        is_good, self._losses = is_finite(module, module.device, self._losses), []
-        if not trainer.strategy.reduce_boolean_decision(is_good, all=True):
+        """Raises NonFiniteLoss on all ranks if weights of one are not finite. Waits for the device."""
+        module: Any = trainer.lightning_module  # it may handle losses that are not finite
+        if not trainer.strategy.reduce_boolean_decision(is_finite(module, module.device), all=True):
             raise non_finite(self._checked_step + 1, trainer.global_step)
         self._checked_step = trainer.global_step
 
