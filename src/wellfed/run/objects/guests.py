@@ -143,9 +143,8 @@ def batches_per_epoch(config: RunConfig, loader: Any) -> int | None:
         if given.get("use_distributed_sampler", True) and not isinstance(sampler, DistributedSampler):
             length = math.ceil(length / trainer.world_size)
     limits = trainer.limit_batches, given.get("limit_train_batches"), given.get("overfit_batches")
-    for limit in filter(None, limits):
-        if isinstance(limit, (int, float)):  # Lightning refuses others
-            length = int(length * limit) if isinstance(limit, float) else min(length, limit)
+    for limit in (one for one in limits if one and isinstance(one, (int, float))):  # Lightning refuses others
+        length = int(length * limit) if isinstance(limit, float) else min(length, limit)
     return length
 
 

@@ -184,8 +184,7 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
         why = type_and_line(error)
     if why := stand_in.asked or why:
         undo_draws()
-        vars(owner).clear()
-        vars(owner).update(before)
+        owner.__dict__ = before
         return GuestLoaders(owner, unknown=f"{name} does not make them without a Trainer ({why})")
     vars(owner)[attribute] = None
     for hook in ("prepare_data", "setup"):

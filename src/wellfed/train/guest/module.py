@@ -65,8 +65,9 @@ class PlainModule(pl.LightningModule):
         return None if self._features is None else self._features.source
 
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
-        epoch, part = self.current_epoch, 0
+        epoch = part = 0  # of an evaluation, whose draws are the same each time
         if split == "train":
+            epoch = self.current_epoch
             if (latest := latest_of(self.trainer)) is not None:
                 epoch, number = latest.epoch, latest.index
             number, part = divmod(number, self.trainer.accumulate_grad_batches)

@@ -93,7 +93,8 @@ class Place(pl.Callback):
             position = saved["position"]
             self.epoch, self.batch = int(position["epoch"]), int(position["batch"]) * parts
             self.steps, self.batches = int(position["steps"]), int(position["batches"]) * parts // position["parts"]
-            self._start, self.rng = _own(position["starts"]), _own(saved["rng_of_ranks"])
+            own = own_rank() if own_rank() < len(position["starts"]) else 0  # there may have been other ranks than now
+            self._start, self.rng = position["starts"][own], saved["rng_of_ranks"][own]
 
     @contextmanager
     def opening(self, loaders: list[Any]) -> Iterator[int]:
@@ -123,7 +124,7 @@ class Place(pl.Callback):
     def _note(self, loaders: list[Any]) -> None:
         """Notes the states of all generators before loaders are opened: order and draws follow from them."""
         keep_place = any(hasattr(one, "load_state_dict") for one in loaders)  # Lightning saves and restores it
-        self._start = _unopened(loaders) if keep_place else states_of(loaders)
+        self._start = {**states_of(loaders), "rng": None} if keep_place else states_of(loaders)
 
     def restore_rng(self) -> None:
         """Restores the process's generators before the first step of a resume."""
@@ -167,7 +168,7 @@ class Place(pl.Callback):
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         read, start = trainer.fit_loop._combined_loader, self._start
         if not start and self._fed is None:
-            start = _unopened([] if read is None else read.flattened)
+            start = {**states_of([] if read is None else read.flattened), "rng": None}
         own = generators.state(trainer.strategy.root_device), start
         of_ranks = [own] * trainer.world_size
         if trainer.world_size > 1:  # all ranks save, and one writes
@@ -197,12 +198,3 @@ class Place(pl.Callback):
             "epoch_loop.val_loop.batch_progress": {"total": none, "current": dict(none), "is_last_batch": False},
         }
         counters["epoch_loop.state_dict"]["_batches_that_stepped"] = self.steps
-
-
-def _unopened(loaders: list[Any]) -> dict[str, Any]:
-    return {**states_of(loaders), "rng": None}
-
-
-def _own(of_ranks: Any) -> Any:
-    """Returns this rank's own entry, or the first where there are others than now."""
-    return of_ranks[own_rank()] if own_rank() < len(of_ranks) else of_ranks[0]
