@@ -23,7 +23,7 @@ def device_memory_full(evidence: Evidence) -> Finding | None:
     """Returns a finding if a step, or an evaluation, did not fit in the memory of the card."""
     record = evidence.record
     events = [event for event in record.events if event["kind"] in _KINDS]
-    if (record.status != "oom" and not events) or memory_creeps(evidence) is not None:
+    if (record.status != "oom" and not events) or _grew(evidence) or memory_creeps(evidence) is not None:
         return None  # memory_creeps reports endless growth
     if record.status == "oom" and record.error is not None and record.error["kind"] == "host_oom":
         return None  # host_memory_full reports it
@@ -42,6 +42,12 @@ def device_memory_full(evidence: Evidence) -> Finding | None:
     figures |= {"_first": f"first in step {steps[0]}" if steps else "once", "_smaller": is_smaller}
     figures["_restarted"] = any(event["kind"] == "restart" for event in events)
     return found("device_memory_full", figures, change, case="retried")
+
+
+def _grew(evidence: Evidence) -> bool:
+    """Returns whether the error says that memory grew with every step, which nothing but the user's code can change."""
+    error = evidence.record.error
+    return error is not None and "Memory grew with every step" in error["message"]
 
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
@@ -84,7 +90,7 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
     error = record.error["kind"] if record.error is not None else ""
     ended, ram_gib = error if error in ("host_oom", "worker") else None, machine.get("ram_gib")
     is_full = bool(held and ram_gib and held >= limits.MEMORY_FULL_FRAC * ram_gib)
-    if not (ended or is_full):
+    if not (ended or is_full) or _grew(evidence):
         return None
     workers, prefetch = evidence.num_workers, evidence.value("loader.prefetch_factor") or 2
     figures: Figures = {"error": ended, "rss_gib": held, "ram_gib": ram_gib, "num_workers": workers}

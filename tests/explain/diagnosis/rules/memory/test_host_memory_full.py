@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.kit.loader_evidence import fed_by
+from wellfed.explain.diagnosis.rules.memory_rules import device_memory_full
 from wellfed.explain.diagnosis.rules.memory_rules import host_memory_full as check
 from wellfed.explain.diagnosis.run_rules import run_rules
 from wellfed.observe.telemetry.series import HOST
@@ -21,6 +22,14 @@ def test_a_killed_worker_is_told_of_however_few_steps():
     assert "32 batches are kept ready by 8 workers, 2.0 GiB" in found.message
     assert found.change == ("loader.num_workers=4", "loader.prefetch_factor=2")
     assert found.severity == "high"
+
+
+def test_memory_that_grew_with_every_step_has_no_advice_but_that_of_its_error():
+    error = {"kind": "host_oom", "message": "Memory grew with every step, by 11 MiB a step.", "advice": ""}
+    run = fed_by(1, build_ms=5.0, machine=MACHINE, host={"rss_gib": 15.0}, error=error)
+    assert check(run) is None
+    run = fed_by(1, build_ms=5.0, machine=MACHINE, status="oom", error={**error, "kind": "device_oom"})
+    assert device_memory_full(run) is None
 
 
 def test_memory_that_is_nearly_full_is_told():
