@@ -22,8 +22,8 @@ FREE_NODES = (
     "trainer.lightning",
 )
 """Nodes with any arguments; ``faults.target_faults`` checks them against the signature of their `_target_`."""
-OPEN_NODES = ("workload.schedule",)
-"""Groups of knobs that may also hold a `_target_` with any arguments."""
+OPEN_NODES = ("workload.schedule", "paths")
+"""Groups of knobs that may also hold other keys: a `_target_` with any arguments, folders of the user's own."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 

@@ -55,6 +55,18 @@ def test_strangers_anywhere_but_in_free_nodes(job):
     assert [fault.where for fault in examine(job)[1]] == ["workload.schedule.bar=1", "foo=1"]
 
 
+def test_folders_of_ones_own_are_no_strangers_but_a_misspelt_one_is(job):
+    job.workload.model = {"_target_": "wellfed.contract.LossOutput", "loss": "${paths.data_dir}"}
+    (fault,) = examine(job)[1]
+    assert fault.way_out == "Add it: +paths.data_dir=<folder>"
+    OmegaConf.update(job, "paths.data_dir", "/data", force_add=True)
+    config, faults = examine(job)
+    assert (faults, config.workload.model["loss"]) == ([], "/data")
+    OmegaConf.update(job, "paths.logdir", "/logs", force_add=True)
+    (fault,) = examine(job)[1]
+    assert (fault.where, fault.way_out) == ("paths.logdir=/logs", "Did you mean paths.log_dir?")
+
+
 def test_no_schema():
     (fault,) = examine(OmegaConf.create({"seed": 3}))[1]
     assert "run_schema" in fault.way_out

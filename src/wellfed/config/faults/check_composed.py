@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
@@ -71,7 +73,8 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         dotted = f"{prefix}[{key}]" if is_list else f"{prefix}.{key}" if prefix else str(key)
         child: Any = node._get_node(key)
         closed = not is_list and OmegaConf.get_type(node) is not dict
-        is_argument = prefix in OPEN_NODES and TARGET in node
+        is_misspelt = prefix == "paths" and get_close_matches(dotted, entries(schema_type), 1, cutoff=0.9)
+        is_argument = prefix in OPEN_NODES and (TARGET in node or (prefix == "paths" and not is_misspelt))
         if closed and not is_argument and dotted not in entries(schema_type):
             problem, way_out = explain(schema_type, dotted)
             yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
@@ -81,7 +84,9 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         if reason:
             text = f"{dotted}={child._value()}"
             is_another_type = "could not be converted" in reason
-            way_out = f"It must be {knob.must_be}." if knob and is_another_type else "Name a knob that is set."
+            folder = re.search(r"'(paths\.\w+)' not found", reason)
+            way_out = f"Add it: +{folder[1]}=<folder>" if folder else "Name a knob that is set."
+            way_out = f"It must be {knob.must_be}." if knob and is_another_type else way_out
             yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", way_out))
         elif child._is_missing():
             way_out = f"Set {dotted}=<value>" + (f": {knob.text}" if knob else ".")
