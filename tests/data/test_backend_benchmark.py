@@ -3,7 +3,6 @@ import threading
 import time
 
 import numpy as np
-import pytest
 import torch
 
 from tests.kit import sets
@@ -50,10 +49,10 @@ def loaders(dataset, batch_size=4):
     return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, settings=plan)
 
 
-def tried(dataset, *plans, on_gpu=True, step=None):
+def tried(dataset, *plans, step=None):
     make = loaders(dataset)
     found = build_first_batches(make, INLINE)
-    return found if found is None else time_backends(make, plans, found, step, on_gpu=on_gpu)
+    return found if found is None else time_backends(make, plans, found, step)
 
 
 def states():
@@ -82,18 +81,17 @@ def test_a_step_is_timed_when_it_is_warm():
     known = time_step(loaders(data), INLINE, found, step)
     assert 4 < known.step_ms < 100
     assert seen[:2] == data.asked[:2]  # the first batches of training
-    timed = time_backends(loaders(data), [INLINE, THREADS], known, step, on_gpu=True)
+    timed = time_backends(loaders(data), [INLINE, THREADS], known, step)
     assert timed.timed["inline"] > 4
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_nothing_of_the_process_changes(on_gpu):
+def test_nothing_of_the_process_changes():
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     before, threads = states(), threading.active_count()
-    trial = tried(Global(), INLINE, PROCESSES, TORCH, on_gpu=on_gpu)
+    trial = tried(Global(), INLINE, PROCESSES, TORCH)
     assert set(trial.timed) == {"inline", "processes", "torch"}
     assert states() == before
-    assert tried(Fetching(), THREADS, on_gpu=on_gpu).timed
+    assert tried(Fetching(), THREADS).timed
     assert states() == before
     assert threading.active_count() == threads
 

@@ -1,8 +1,7 @@
 """Times the first batches of an epoch with each candidate backend beside steps of the model; planning decides.
 
-If the model can't step before training, a stand-in step takes as long as building one batch, at least
-`SHORTEST_STEP_MS`. It sleeps if training runs on a GPU. On a CPU it computes, since workers and step then share the
-cores.
+If the model can't step before training, a stand-in sleeps for as long as building one batch takes, at least for
+`SHORTEST_STEP_MS`.
 
 The batches belong to epoch 0, also in a resumed run. They come from separate loaders, and random state is restored, so
 training is not affected. Batches are not pinned, since that would start CUDA before the GPU is chosen.
@@ -21,8 +20,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice, repeat
 from typing import Any
-
-import torch
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
@@ -101,8 +98,6 @@ def time_backends(
     plans: Sequence[LoaderSettings],
     found: FirstBatches,
     step: TrialStep | None,
-    *,
-    on_gpu: bool,
     data: Any = None,
 ) -> FirstBatches:
     """Returns ``found`` with the time of a step and its batch with each candidate.
@@ -111,10 +106,10 @@ def time_backends(
 
     Args:
         plans: the settings to time.
-        step: a warm step; None = one that only takes time.
-        on_gpu: whether a step leaves the CPU cores to the workers.
+        step: a warm step; None = one that sleeps.
     """
-    step = step or TrialStep(_stand_in(max(SHORTEST_STEP_MS, found.build_ms) / 1000, on_gpu=on_gpu), lambda: None)
+    stand_in_s = max(SHORTEST_STEP_MS, found.build_ms) / 1000
+    step = step or TrialStep(lambda batch: time.sleep(stand_in_s), lambda: None)
     timed: dict[str, float] = {}
     failed: list[str] = []
     for plan in list(plans) * _PASSES:
@@ -182,18 +177,6 @@ def _loop(loader: Loader, step: TrialStep, workers: int) -> float:
 def _endless(loader: Loader) -> Iterator[Delivery]:
     """Returns the batches of all epochs in turn."""
     return chain.from_iterable(repeat(loader))
-
-
-def _stand_in(step_s: float, *, on_gpu: bool) -> Callable[[Any], None]:
-    """Returns a step that takes time, and on a CPU the cores."""
-    table = torch.ones(128, 128)
-
-    def work(_: Any) -> None:
-        until_s = time.thread_time() + step_s  # takes longer if workers need the cores
-        while time.thread_time() < until_s:
-            torch.mm(table, table)
-
-    return (lambda _: time.sleep(step_s)) if on_gpu else work
 
 
 @contextmanager

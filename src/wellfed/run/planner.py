@@ -128,7 +128,7 @@ class Planner:
             timed = found if step is None else time_step(make, first, found, step, data)
             candidates = replace(loading, first=timed).to_time()
             settings = [loaders.loader_settings(config, section) for section in candidates]
-            return time_backends(make, settings, timed, step, on_gpu=rough.on_gpu, data=data)
+            return time_backends(make, settings, timed, step, data)
 
         model_bytes = 3 * self.model.parameter_bytes + self.model.optimizer_state_bytes
         if model_bytes > HOST_SHARE * self.facts.ram_available_gib * GIB:
