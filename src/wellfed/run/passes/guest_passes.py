@@ -53,8 +53,11 @@ class GuestPasses(RunPasses):
             train = range(num_batches // self._parts if drops_last else largest_share(num_batches, self._parts))
         self.steps_per_epoch = batches_per_epoch(config, train)
         if self.steps_per_epoch == 0:
-            problem = f"an epoch of training has no batch ({self._loaders.name})."
-            raise ConfigError.of("workload.data", problem, "Check its samples, batch_size, drop_last and limits.")
+            problem, way_out = (
+                "an epoch of training has no batch.",
+                "Check its samples, batch_size, drop_last and limits.",
+            )
+            raise ConfigError.of("workload.data", problem, way_out)
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, self._books.journal.event)
@@ -220,7 +223,8 @@ class GuestPasses(RunPasses):
         watch = Watch(clock_of(is_on_gpu=self._is_on_gpu, wall=self._books.wall))
         trainer = self._trainer([self._logged, *self._objects.callbacks.values()], watch, self._limits)
         if (trained := self.module._trainer) is not None:  # a test may read epoch and step
-            trainer.fit_loop.load_state_dict(trained.fit_loop.state_dict())
+            trainer.fit_loop.epoch_progress = trained.fit_loop.epoch_progress
+            trainer.fit_loop.epoch_loop.load_state_dict(trained.fit_loop.epoch_loop.state_dict())
         if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
         with self._loaders.through(lambda split, make: self._changed(split, make())), explained(checkpoint):

@@ -209,11 +209,14 @@ def explained(checkpoint: Path | None) -> Iterator[None]:
         raise WellfedError(str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_users = any(map(is_the_users, files))
-        is_lightnings = type(error) in (TypeError, ValueError, RuntimeError) and _LIGHTNING in Path(files[-1]).parents
-        if is_lightnings and not is_users:
+        is_own = any(map(is_the_users, files))
+        if (
+            not is_own
+            and type(error) in (TypeError, ValueError, RuntimeError)
+            and _LIGHTNING in Path(files[-1]).parents
+        ):
             raise WellfedError(str(error).strip()) from error
-        if checkpoint is None or is_users or checkpoint_connector.__file__ not in files:
+        if checkpoint is None or is_own or checkpoint_connector.__file__ not in files:
             raise
         problem = f"its state can't be restored ({type_and_line(error)})."
         way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
