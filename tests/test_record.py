@@ -48,7 +48,7 @@ def dead_pid():
 
 def test_it_starts_as_running_in_this_process():
     made = RunRecord.start("2026-01-01_00-00-00_abcd")
-    assert (made.status, made.schema, made.pid) == ("running", 1, os.getpid())
+    assert (made.status, made.schema, made.pid) == ("running", 2, os.getpid())
     assert made.started_at.endswith("+00:00")
     assert made.boot_id
     assert made.host_name == socket.gethostname()
@@ -88,7 +88,7 @@ def test_any_tree_is_strict_json_and_does_not_change_when_read_and_written_again
     assert files.plain(found) == found
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 2}', '{"schema": null}', "\x00\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}', '{"schema": null}', "\x00\x00"])
 def test_what_is_no_record_is_a_value_error_that_names_the_file(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match="run.json"):

@@ -24,7 +24,7 @@ FILE = TuneFile(
 def test_what_is_written_is_read_back_as_strict_json(tmp_path: Path) -> None:
     FILE.write(tmp_path)
     found = json.loads((tmp_path / TUNE.marker).read_text(), parse_constant=pytest.fail)
-    assert (found["schema"], found["name"], found["start"]) == (1, "mine", ["gpu=24gb"])
+    assert (found["schema"], found["name"], found["start"]) == (2, "mine", ["gpu=24gb"])
     assert found["comparison"]["after"] == [2.0, None]
     assert found["comparison"]["gain"] == {"factor": 2.0, "ci95": None, "rounds": 1}
     assert FILE.differs_from_earlier(tmp_path) == []
@@ -48,7 +48,7 @@ def test_another_start_or_another_budget_is_one(tmp_path: Path) -> None:
     assert FILE.differs_from_earlier(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', "{}"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "{}"])
 def test_what_is_none_is_no_comparison(tmp_path: Path, text: str) -> None:
     (tmp_path / TUNE.marker).write_text(text)
     assert FILE.differs_from_earlier(tmp_path) == ["what it was asked can't be read"]

@@ -18,7 +18,7 @@ from wellfed.masking import hidden_in
 from wellfed.process import boot_id, is_alive, process_start
 from wellfed.record.files import plain, write_atomically
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "run.json"
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
 EventKind = Literal[
@@ -445,7 +445,11 @@ class RunRecord:
 
         Raises as `read` does.
         """
-        known = {name: value for name, value in read(Path(folder)).items() if name in cls.__dataclass_fields__}
+        found, empty = read(Path(folder)), cls("")
+        known = {name: value for name, value in found.items() if name in cls.__dataclass_fields__}
+        for name, value in known.items():
+            if not _is_like(value, getattr(empty, name), str(cls.__dataclass_fields__[name].type)):
+                raise ValueError(f"{Path(folder) / FILE_NAME} is damaged: {name} can't be {json.dumps(value)[:40]}.")
         return cls(**known)
 
     @property
@@ -492,6 +496,15 @@ def read(folder: Path) -> dict[str, Any]:
     if record["status"] == "running" and not is_alive(record):
         record["status"] = "killed"
     return record
+
+
+def _is_like(value: Any, default: Any, annotation: str) -> bool:
+    """Returns whether a field may have a value, by the type of its default; entries of dicts of numbers count, too."""
+    if value is None or default is None:
+        return default is None or annotation.endswith("None")
+    if annotation == "dict[str, float]" and isinstance(value, dict):
+        return all(isinstance(each, int | float | None) for each in value.values())
+    return isinstance(value, int | float if isinstance(default, int | float) else type(default))
 
 
 def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from wellfed.study.rows import Rows, read_rows
 from wellfed.study.trial_end import TrialMetric
 from wellfed.study.tune_gain import TurnsMeasured
 
-SCHEMA = 1
+SCHEMA = 2
 SWEEP = FolderKind("sweep", "sweep.json", f"{command('train')} -m sweep=quick")
 TUNE = FolderKind("tune", "tune.json", command("tune"))
 SEARCH = FolderKind("search", "search.json", f"{command('train')} -m workload.optimizer.lr=0.01,0.001")
@@ -69,7 +69,7 @@ class StudyFile:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
-                raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
+                raise ValueError("it was written by another version of wellfed")
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
             space = {"space": spaces.from_dict(known["space"])} if "space" in known else {}
@@ -244,5 +244,5 @@ def load(folder: Path) -> tuple[SweepFile | SearchFile, Rows]:
         file = kind.read(folder)
         return file, read_rows(folder, file.trial_metric, file.code)
     except (OSError, ValueError) as error:
-        way_out = f"Start the {kind.folder_kind.noun} again with the same command: trials that have ended are kept."
+        way_out = f"Start it again with another {kind.folder_kind.noun}.name."
         raise ConfigError.of(str(folder), f"can't be read: {error}", way_out) from error

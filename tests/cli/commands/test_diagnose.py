@@ -61,7 +61,7 @@ def test_a_record_of_another_schema_is_told_as_one(runs: Path, capsys: pytest.Ca
     folder = runs / "2026-01-01_00-00-00_aaaa"
     (folder / "run.json").write_text('{"schema": 7, "run_id": "x", "status": "ok"}')
     assert cli.main(["diagnose", str(folder)]) == 2
-    assert "has schema 7; this version of wellfed reads schema 1" in capsys.readouterr().err
+    assert "has schema 7; this version of wellfed reads schema 2" in capsys.readouterr().err
 
 
 def test_where_there_are_no_runs_the_first_is_told(

@@ -99,14 +99,14 @@ def test_a_run_that_still_runs_and_one_that_was_killed_have_reports_that_say_so(
         assert told in (runs / A / "report.md").read_text()
 
 
-@pytest.mark.parametrize("text", ['{"schema": 1, "run_id"', '{"schema": 2, "run_id": "x", "status": "ok"}'])
+@pytest.mark.parametrize("text", ['{"schema": 2, "run_id"', '{"schema": 1, "run_id": "x", "status": "ok"}'])
 def test_a_damaged_record_is_told(runs: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (runs / A / "run.json").write_text(text)
     for words in (["report", A], ["report", A, B], ["diagnose", A]):
         assert cli.main(words) == 2
         error = capsys.readouterr().err
         assert "can't be read: " in error
-        assert "has schema 2; this version of wellfed reads schema 1." in error or "is damaged" in error
+        assert "has schema 1; this version of wellfed reads schema 2." in error or "is damaged" in error
 
 
 @pytest.mark.parametrize(

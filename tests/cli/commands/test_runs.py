@@ -74,7 +74,7 @@ def test_damaged_records_are_rows_with_what_is_wrong(
     halved, newer, closed = (made(there, f"2026-02-0{day}_x") for day in range(1, 4))
     text = (halved / "run.json").read_text()
     (halved / "run.json").write_text(text[: len(text) // 2])
-    (newer / "run.json").write_text('{"schema": 2, "run_id": "x", "status": "ok"}')
+    (newer / "run.json").write_text('{"schema": 3, "run_id": "x", "status": "ok"}')
     read_text = Path.read_text
 
     def refusing(self: Path, *words: str, **options: str) -> str:
@@ -84,7 +84,7 @@ def test_damaged_records_are_rows_with_what_is_wrong(
 
     monkeypatch.setattr(Path, "read_text", refusing)
     text = "\n".join(shown(capsys))
-    assert "has schema 2; this version of wellfed reads schema 1" in text
+    assert "has schema 3; this version of wellfed reads schema 2" in text
     assert "  Permission denied" in text
     assert "aaaa" in text
     found = json.loads("\n".join(shown(capsys, "--json")))
