@@ -63,6 +63,8 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used."""
+    if name in ("TrainerWatch", "AccelerateWatch", "RayTrainWatch"):
+        raise ImportError(f"{name} went in 0.1: write `with wellfed.Watch():` around the training.")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

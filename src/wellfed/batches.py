@@ -1,6 +1,9 @@
 """Measures, splits and moves batches, and declares what a loader yields: a batch with its position in training.
 
 A batch is a nested structure of tuples, lists, dicts and dataclasses of tensors that share their first dimension.
+
+``apply_to_collection`` of lightning_utilities can't rebuild them: it refuses frozen dataclasses, drops what a
+BatchEncoding has beside its items, and gives `map_rows` neither names of members nor lists as a whole.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ COLLECTIVE_TIMEOUT_S = 600.0
 """Seconds that a torch collective waits for a rank. After it the rank counts as hanging, and all others end."""
 INVITATION = "WELLFED_RANK_0"
 """Environment variable of ranks started by Lightning: port of rank 0's store, and number of ranks."""
-BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that ranks sum in one call; DDP's default for ``bucket_cap_mb``."""
 
 
 @dataclass(frozen=True)

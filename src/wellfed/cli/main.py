@@ -90,6 +90,10 @@ def _expanded(argv: Sequence[str]) -> list[str]:
 
 
 def _run(asked: Command, words: Sequence[str]) -> int:
+    for word in words[:1] if asked.name == "watch" else words:  # words behind a script are its own
+        if instead := what_instead(f"wellfed {asked.name} {word}"):
+            print(instead, file=sys.stderr)
+            return EXIT_NOTHING_RUN
     if asked.composes:
         project.add_sources()
     file, function = ("entry_scripts", asked.name) if asked.name in ENTRIES else (asked.name, "main")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import filelock
 import pytest
 
 import wellfed
@@ -93,12 +92,15 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError("no flock")])
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse(self: object, **_: object) -> None:
-        raise error
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(ConfigError), only_one(tmp_path / "made", make=True):
+        pass
+    assert not list(tmp_path.iterdir())
     found = told(tmp_path)
     assert f"paths.log_dir: {tmp_path} can't be locked: " in found
     assert "on a file system with file locks" in found

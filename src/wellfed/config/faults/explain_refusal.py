@@ -96,6 +96,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "gpu.precision": _PRECISIONS,
     "gpu.compile": {"true": "default", "false": "none"},
     "trainer.accelerator": {**dict.fromkeys(("cuda", "true", "cuda:0", "gpus"), "gpu"), "false": "cpu"},
+    "trainer.on_nan": {"halve_lr": "skip"},
     "trainer.strategy": dict.fromkeys(("ddp_find_unused_parameters_true", "ddp_spawn", "dp"), "ddp"),
     "workload.optimizer._target_": {**_OPTIMIZERS, "adamw_torch": "torch.optim.AdamW"},
     "workload.schedule.name": {"cosineannealinglr": "cosine", "cosine_annealing": "cosine", "none": "constant"},

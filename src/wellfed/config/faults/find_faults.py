@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from wellfed.command_line import command
 from wellfed.config.faults.check_composed import examine
 from wellfed.config.faults.explain_refusal import explain
+from wellfed.config.faults.gone import what_instead
 from wellfed.config.faults.override_faults import choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.faults.target_faults import nearest_argument
 from wellfed.config.hydra_internals import searched_files, set_value
@@ -107,7 +108,7 @@ def _file_fault(error: Exception, choices: Sequence[Override]) -> Fault:
 def _value_fault(schema_type: type, parsed: Override, error: Exception) -> Fault:
     text, dotted = parsed.input_line or "", parsed.key_or_group
     if parsed.is_delete():
-        return Fault(text, f"{first_line(error)}.", "Set another value instead.")
+        return Fault(text, f"{first_line(error).rstrip('.')}.", what_instead(dotted) or "Set another value instead.")
     if schema_type is RunConfig and dotted in entries(TuneRunConfig).keys() - entries(RunConfig).keys():
         return Fault(text, "no such knob.", f"It is a knob of {command('tune')}: write it there.")
     return Fault(text, *explain(schema_type, dotted, error, value=text.partition("=")[2]))

@@ -17,9 +17,12 @@ GONE: Mapping[str, str] = {
     "memory.stages": "train with memory=cache, then resume=<run> memory=dynamic workload.model.train_encoder=true",
     "target_util_pct": "leave it out; a run's report has the utilisation, and sweep=throughput measures rates",
     "tune.fixed": "leave it out; tune ends with the overrides to type, and any of them can be typed otherwise",
+    "wellfed monitor --serve": "use nvitop-exporter or DCGM exporter for Prometheus",
+    "wellfed train --plan": "wellfed plan with the same words shows each number with its reason",
+    "wellfed watch --predict": "apply what the finding says to your DataLoader and watch the script again",
     "wellfed completion": 'Hydra has it: eval "$(python src/train.py -sc install=bash)"',
 }
-"""Dotted knob, or an option as ``group=option`` -> what to do instead, as one sentence without a full stop."""
+"""Dotted knob, option as ``group=option``, command or flag -> what to do instead, a sentence without a full stop."""
 
 
 def what_instead(name: str) -> str:

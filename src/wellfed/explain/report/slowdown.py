@@ -16,7 +16,7 @@ from wellfed.record.entries import RunRecord, differences
 from wellfed.units import show_percent
 
 _APART = (
-    *("workload.", "paths.", "seed.", "resume.", "rerun.", "sweep.", "search.", "config."),
+    *("workload.", "paths.", "seed.", "resume.", "rerun.", "sweep.", "search."),
     *(f"logger.{name}." for name in ("project", "entity", "group", "name", "tags", "mlflow_uri")),
 )
 """Settings that are judged by `Comparison.of_other_learning`, and those that don't change the work of a step."""

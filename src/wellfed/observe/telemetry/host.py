@@ -44,12 +44,6 @@ def _machine_of(times: Any) -> _Machine:
     return _Machine(busy_s, total_s, seconds.get("iowait"))
 
 
-def cpu_seconds() -> tuple[float, float | None]:
-    """Returns the busy seconds of all CPUs of the machine since it started, and those idle for a disk if counted."""
-    found = _machine_of(psutil.cpu_times())
-    return found.busy, found.iowait
-
-
 def spent_cpu_s() -> float:
     """Returns the CPU seconds of this process, of its data workers, and of its children that have ended.
 

@@ -35,7 +35,7 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout  # imports asyncio
 
-    lock, holder, pid = FileLock(folder / FILE_NAME), folder / _HOLDER, os.getpid()
+    lock, holder, pid = FileLock(folder / FILE_NAME, fallback_to_soft=False), folder / _HOLDER, os.getpid()
     own = {"pid": pid, "host_name": socket.gethostname(), "boot_id": boot_id(), "process_start": process_start(pid)}
     try:
         if make:
@@ -49,10 +49,14 @@ def only_one(folder: Path, *, make: bool = False) -> Iterator[None]:
         by = f"process {named['pid']} on {named['host_name']}" if named else "its name is not known"
         problem = f"another process is writing to it ({by})."
         raise ConfigError.of(str(folder), problem, "Wait for its end, stop it, or take another folder.") from error
-    except (OSError, NotImplementedError) as error:
-        why = (isinstance(error, OSError) and error.strerror) or error
+    except OSError as error:
+        if make:  # a folder that is kept may have a lock of somebody else
+            with suppress(OSError):
+                (folder / FILE_NAME).unlink(missing_ok=True)
+                folder.rmdir()
+        problem = f"{folder} can't be locked: {error.strerror or error}."
         way_out = "Name a folder that can be written, on a file system with file locks."
-        raise ConfigError.of("paths.log_dir", f"{folder} can't be locked: {why}.", way_out) from error
+        raise ConfigError.of("paths.log_dir", problem, way_out) from error
     try:
         yield
     finally:

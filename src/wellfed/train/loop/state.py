@@ -58,6 +58,10 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         problem = f"its state can't be restored ({type_and_line(error)})."
         way_out = "Name another, e.g. last-1.ckpt. HYDRA_FULL_ERROR=1 shows where it failed."
+        if isinstance(error, KeyError):
+            way_out = (
+                "If another version of wellfed wrote it: rerun=<its run>. HYDRA_FULL_ERROR=1 shows where it failed."
+            )
         raise ConfigError.of(str(path), problem, way_out) from error
 
 

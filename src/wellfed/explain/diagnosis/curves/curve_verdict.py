@@ -42,8 +42,6 @@ class CurveUtilisation:
     p95_pct: float
     peak_pct: float
     num: int
-    span_s: float
-    """Seconds from the first reading to the last."""
     swing: Swing | None
     """Swing of at least `LEAST_DEPTH`."""
     verdict: Verdict
@@ -78,7 +76,7 @@ def utilisation_of(time_s: Series, util_pct: Series) -> CurveUtilisation | None:
         "starved" if mean_pct < STARVED_PCT else "well used" if mean_pct >= WELL_USED_PCT else "room left"
     )
     verdict = verdict if swing is None else "swings"
-    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), float(np.ptp(time_s)), swing, verdict)
+    return CurveUtilisation(mean_pct, p5_pct, p95_pct, peak_pct, len(util_pct), swing, verdict)
 
 
 def verdict_of(time_s: Series, util_pct: Series) -> tuple[list[str], str | None]:
