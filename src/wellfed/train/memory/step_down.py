@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 
 
 class MicroBatches:
-    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least.
-
-    Args:
-        is_whole: no batch is split before the first step down, also one with more rows than ``size``.
-    """
+    """Size of the micro-batches that an optimizer step is split into. It only goes down, to 1 at least. If the steps
+    are whole, none is split before the first step down, also one with more rows than the size."""
 
     def __init__(self, size: int, *, is_whole: bool = False) -> None:
         self.size, self._is_whole = size, is_whole

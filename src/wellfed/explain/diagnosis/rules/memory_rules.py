@@ -97,10 +97,9 @@ def host_memory_full(evidence: Evidence) -> Finding | None:
     figures |= {"_worker": ended == "worker", "_run": ended == "host_oom", "_holder": holder}
     figures |= {"_ready": workers * prefetch or None, "_ready_mib": ready_mib(evidence, workers) or None}
     figures |= {"_fewer": workers // 2 if workers else None, "_any": bool(workers), "_none": not workers}
-    change: tuple[str, ...] = ()
-    if workers:  # half the workers, and half the ready batches of each
-        change += knobs(evidence, num_workers=workers // 2) if workers > 1 else ()
-        change += knobs(evidence, prefetch_factor=prefetch // 2) if prefetch > 1 else ()
+    # Half the workers, and half the ready batches of each.
+    change = knobs(evidence, num_workers=workers // 2) if workers > 1 else ()
+    change += knobs(evidence, prefetch_factor=prefetch // 2) if workers and prefetch > 1 else ()
     return found("host_memory_full", figures, change, lost_frac=1.0 if ended else None)
 
 
@@ -127,16 +126,13 @@ def memory_creeps(evidence: Evidence) -> Finding | None:
     machine, ended = evidence.record.machine, evidence.record.status == "oom"
     sizes = {str(gpu.get("index", "")): gpu.get("memory_gib") for gpu in machine.get("gpus") or [] if "index" in gpu}
     for gpu in evidence.telemetry.gpus:
-        growth = _growth(evidence, "mem_used_gib", gpu, sizes.get(str(gpu)))
-        if growth is not None:
+        if (growth := _growth(evidence, "mem_used_gib", gpu, sizes.get(str(gpu)))) is not None:
             figures: Figures = {**growth, "gpu": gpu, "_ended": ended, "_goes_on": not ended}
             return found("memory_creeps", figures, lost_frac=1.0 if ended else 0.0)
     # Pages of a memory map count when first read, so in the first epoch they grow without a leak.
-    if len(epochs := evidence.steps.column("epoch")) and np.nanmax(epochs) >= 1:
-        growth = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib"))
-        if growth is not None:
-            return found("memory_creeps", growth, case="of_host", lost_frac=0.0)
-    return None
+    epochs = evidence.steps.column("epoch")
+    growth = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib")) if np.nanmax(epochs, initial=0) >= 1 else None
+    return None if growth is None else found("memory_creeps", growth, case="of_host", lost_frac=0.0)
 
 
 def _growth(evidence: Evidence, name: str, gpu: int, size_gib: float | None) -> Figures | None:
