@@ -62,6 +62,15 @@ def test_a_callback_ends_the_training_as_under_lightning(tmp_path: Path) -> None
     assert ran.module.seen == own.seen
 
 
+def test_a_monitor_has_the_name_that_the_module_logs(tmp_path: Path) -> None:
+    early = ("trainer.max_epochs=2", "callbacks=early_stopping")
+    with pytest.raises(ConfigError, match=r"monitor=val/loss: .* Set callbacks.early_stopping.monitor=val_loss"):
+        guest(tmp_path / "other", MODULE, DATA, *early).fit()
+    ran = guest(tmp_path / "own", MODULE, DATA, *early, "callbacks.early_stopping.monitor=val_loss").fit()
+    assert ran.passes._checkpoints.best_metric == "loss"
+    assert ran.content("best.ckpt")["global_step"] in {6, 12}
+
+
 def test_a_timer_of_the_user_ends_the_training(tmp_path: Path) -> None:
     timer = ("+callbacks.own._target_=lightning.pytorch.callbacks.Timer", "+callbacks.own.duration={seconds: 0}")
     ran = guest(tmp_path, MODULE, DATA, "trainer.max_epochs=3", *timer).fit()

@@ -88,24 +88,29 @@ def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:
     return fault_of_callback(callback, strategy)
 
 
-def check_metrics(config: RunConfig, objects: RunObjects, split: str, metrics: Mapping[str, float]) -> None:
+def check_metrics(config: RunConfig, objects: RunObjects, logged: Mapping[str, str]) -> None:
     """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist.
 
-    For a LightningModule it is a warning, since the module may log less before training.
+    For a LightningModule, which may log less before training, it is a warning unless the metric has another name.
+
+    Args:
+        logged: metrics of validation -> their names for monitors, such as ``val/loss``.
     """
-    if split != "val" or (objects.brings_step and not metrics):
+    if objects.brings_step and not logged:
         return
     asked = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     asked["workload.schedule.monitor"] = config.workload.schedule.monitor
     asked = {where: name for where, name in asked.items() if isinstance(name, str) and name.startswith("val/")}
     asked["trainer.best_metric"] = named_best(config, objects)
-    faults = []
-    for where, asked_name in asked.items():
-        names = sorted(metrics) if where == "trainer.best_metric" else [f"val/{name}" for name in sorted(metrics)]
-        if asked_name is not None and asked_name not in names:
-            way_out = f"Set it to one of {', '.join(names)}."
-            faults.append(Fault(f"{where}={asked_name}", "validation gives no such metric.", way_out))
-    if not objects.brings_step and faults:
+    is_certain, faults = not objects.brings_step, []
+    for where, name in asked.items():
+        names = sorted(logged if where == "trainer.best_metric" else logged.values())
+        if name is not None and name not in names:
+            other = logged.get(name.removeprefix("val/"))
+            is_certain |= other is not None
+            way_out = f"Set it to one of {', '.join(names)}." if other is None else f"Set {where}={other}."
+            faults.append(Fault(f"{where}={name}", "validation gives no such metric.", way_out))
+    if is_certain and faults:
         raise ConfigError(faults)
     for fault in faults:
         _LOG.warning("The batches of validation that are tried before training: %s", fault)

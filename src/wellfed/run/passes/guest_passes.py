@@ -157,8 +157,8 @@ class GuestPasses(RunPasses):
             self._train(trainer, steps, None, None)
 
     def _try_splits(self) -> None:
-        """Warns of metrics that the sanity check of Lightning has not logged."""
-        check_metrics(self._config, self._objects, "val", dict.fromkeys(self._logged.of_validation, 0.0))
+        """Checks the names of metrics by what the sanity check of Lightning has logged."""
+        check_metrics(self._config, self._objects, self._logged.of_validation)
 
     def _trainer(
         self, callbacks: Sequence[Any], watch: Watch, limits: Limits, *, logs: bool = True, validates: bool = True

@@ -167,7 +167,8 @@ class PlainPasses(RunPasses):
                 loader = make_eval_loader(self._config, self._plan, self._objects.data, split, few=few)
                 with generators.kept(loader_of(self._objects.data, split)), closing(loader) as deliveries:
                     metrics = self._model.try_split(split, deliveries)
-                check_metrics(self._config, self._objects, split, metrics)
+                if split == "val":
+                    check_metrics(self._config, self._objects, {name: f"val/{name}" for name in metrics})
 
     @contextmanager
     def _open_split(self, split: str) -> Iterator[Any]:

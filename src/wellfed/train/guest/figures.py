@@ -23,10 +23,10 @@ class LoggedFigures(pl.Callback):
         """Logged name -> latest written value, to recognise new values: Lightning keeps those of earlier epochs."""
 
     @property
-    def of_validation(self) -> list[str]:
-        """Names of the metrics of validation that Lightning has, without ``val/``."""
-        named = (name_in_metrics(name, "val") for name in self._trainer.callback_metrics)
-        return [name.removeprefix("val/") for name in named if name.startswith("val/")]
+    def of_validation(self) -> dict[str, str]:
+        """Metrics of validation that Lightning has: name without ``val/`` -> name as it was logged."""
+        named = {name_in_metrics(name, "val"): name for name in self._trainer.callback_metrics}
+        return {ours.removeprefix("val/"): name for ours, name in named.items() if ours.startswith("val/")}
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -68,15 +68,12 @@ class LoggedFigures(pl.Callback):
         self.new(state)  # written by now
 
     def new(self, split: str) -> dict[str, float]:
-        """Returns new metrics of a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``.
-
-        Makes them known by the first name, too, which monitors of callbacks and schedulers may use.
-        """
-        known, found = self._trainer.callback_metrics, {}
-        for name in list(known):
-            dotted, value = name_in_metrics(name, ""), known[name]
+        """Returns new metrics of a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
+        found = {}
+        for name, value in self._trainer.callback_metrics.items():
+            dotted = name_in_metrics(name, "")
             if dotted.startswith(f"{split}/") and value is not self._written.get(name):
-                self._written[name] = self._written[dotted] = known[dotted] = value
+                self._written[name] = value
                 found[dotted.partition("/")[2].removesuffix("_step")] = value
         return {name: float(value) for name, value in found.items()}
 
