@@ -142,17 +142,6 @@ class DrawsInHook(Data):
         return DataLoader(self.rows, 4, sampler=self.rng.permutation(22).tolist())
 
 
-class Spawned(Data):
-    """Spawned workers get a method of the data module."""
-
-    def collate(self, samples: list[Any]) -> Any:
-        return torch.utils.data.default_collate(samples)
-
-    def train_dataloader(self) -> Any:
-        more: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True}
-        return DataLoader(Rows(), 4, shuffle=True, collate_fn=self.collate, **more)
-
-
 class Workers(Data):
     def train_dataloader(self) -> Any:
         return DataLoader(self.rows, 4, shuffle=True, num_workers=1)

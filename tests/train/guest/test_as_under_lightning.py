@@ -20,7 +20,6 @@ ROWS = [
     slow("Module", "LateNeedsTrainer", {}, id="setup that draws, and then needs the trainer"),
     pytest.param("Module", "AsksForTrainer", {}, id="setup that asks for the trainer and takes a default"),
     slow("Module", "DrawsInHook", {}, id="train_dataloader that draws from a generator of its own"),
-    slow("Module", "Spawned", {}, id="spawned workers with a method of the data"),
     slow("Module", "Workers", {}, id="workers"),
     pytest.param("Module", "Weighted", {}, id="a sampler with a generator of its own"),
     slow("Module", "OtherLength", EACH, id="a loader of another length in each epoch"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from wellfed.train.guest.checkpoint_io import CheckedHooks
 from wellfed.train.guest.data import STEPS, Bare, GuestLoaders, combined, part_of
 from wellfed.train.guest.figures import LoggedFigures
 from wellfed.train.guest.marks import Steps, Together, Watch, compile_step, is_overridden
-from wellfed.train.guest.reading import Place, PlacedLoader, weighed
+from wellfed.train.guest.reading import Place, PlacedLoader, weigh
 from wellfed.train.guest.saves import Saves
 from wellfed.train.loop.ceiling import CachedBatches
 from wellfed.train.loop.placed_model import misfits
@@ -99,9 +99,8 @@ class GuestPasses(RunPasses):
         """Returns the user's loaders with what was typed, and those of training with batches as they are computed."""
         return self._loaders.changed(self._config, split, loaders, self._parts if split == "train" else 1)
 
-    @contextmanager
-    def _reading(self, trainer: Any, place: Place | None) -> Iterator[dict[str, Any]]:
-        """Yields the arguments of ``Trainer.fit`` that name the loaders."""
+    def _reading(self, trainer: Any, place: Place | None) -> AbstractContextManager[dict[str, Any]]:
+        """Returns a context that gives the arguments of ``Trainer.fit`` that name the loaders, read from a place on."""
 
         def change(split: str, make: Callable[[], Any]) -> Any:
             given = self._changed(split, make())
@@ -110,11 +109,11 @@ class GuestPasses(RunPasses):
         train = None
         if self._loader is not None:
             train = PlacedLoader(Bare(self._loader, drop_last=self._config.workload.drop_last), place, self._parts)
+            if self._num_ranks > 1:
+                weigh(trainer)
         elif self._loaders.owner is None:
             train = change("train", lambda: self._loaders.given["train"])
-        weighs = self._loader is not None and self._num_ranks > 1
-        with self._loaders.through(change), weighed(trainer) if weighs else nullcontext():
-            yield self._loaders.arguments(train_dataloaders=train, val_dataloaders=self._split("val"))
+        return self._loaders.handed_over(change, train_dataloaders=train, val_dataloaders=self._split("val"))
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ class GuestPasses(RunPasses):
                 self._read_from = trainer.train_dataloader
             return
         except Exception as error:
-            failure = classify(error) if steps.is_in_step else None
+            failure = classify(error) if steps.largest else None
             # With several ranks the others would wait in the step for the failed one.
             may_restart = self._may_adapt and self._config.memory.on_oom is OnOom.retry and self._num_ranks == 1
             if failure is None or not may_restart:
@@ -227,8 +226,9 @@ class GuestPasses(RunPasses):
             trainer.fit_loop.epoch_loop.load_state_dict(trained.fit_loop.epoch_loop.state_dict())
         if self._plan.trainer.strategy == "fsdp":  # rank 0 alone knows of a checkpoint, and all ranks load their shards
             checkpoint = trainer.strategy.broadcast(checkpoint)
-        with self._loaders.through(lambda split, make: self._changed(split, make())), explained(checkpoint):
-            arguments = self._loaders.arguments(dataloaders=self._split("test"))
+        own = self._split("test")
+        loaders = self._loaders.handed_over(lambda split, make: self._changed(split, make()), dataloaders=own)
+        with loaders as arguments, explained(checkpoint):
             weights_only = None if checkpoint is None else True
             trainer.test(self.module, **arguments, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
 
@@ -268,7 +268,7 @@ class GuestPasses(RunPasses):
         with (
             put_back(module),
             alone.steps_alone(module, data_module, is_set_up=is_set_up),
-            self._loaders.through(lambda split, make: repeated),
+            self._loaders.handed_over(lambda split, make: repeated, train_dataloaders=repeated) as arguments,
         ):
-            trainer.fit(module, **self._loaders.arguments(train_dataloaders=repeated))
+            trainer.fit(module, **arguments)
         return summarise(rows)

@@ -6,11 +6,11 @@ import inspect
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping, Timer
@@ -21,11 +21,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from wellfed.config.build import build
 from wellfed.config.faults.explain_refusal import nearest
-from wellfed.config.schema import RunConfig, TrainerConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError, is_the_users, type_and_line
 from wellfed.ranks import COLLECTIVE_TIMEOUT_S
 from wellfed.train.guest.checkpoint_io import PlainCheckpointIO
 from wellfed.train.guest.marks import Watch
+from wellfed.train.guest.sharding import fsdp_strategy
 from wellfed.train.loop.place import Place
 from wellfed.train.loop.training import Limits
 
@@ -46,43 +47,36 @@ _KNOBS = {
     "enable_progress_bar": "logger",
     "enable_checkpointing": "trainer.checkpoint_every_steps",
     "barebones": "telemetry.enabled",
+    "num_sanity_val_steps": "trainer.sanity_batches",
+    "limit_train_batches": "trainer.limit_batches",
+    "limit_val_batches": "trainer.limit_batches",
+    "limit_test_batches": "trainer.limit_batches",
+    "val_check_interval": "trainer.validate_every_steps",
+    "check_val_every_n_epoch": "trainer.validate_every_steps",
 }
 """Arguments of the Trainer that a knob of another name sets -> the knob."""
-_EITHER: Mapping[str, str] = {
-    "num_sanity_val_steps": "sanity_batches",
-    "limit_train_batches": "limit_batches",
-    "limit_val_batches": "limit_batches",
-    "limit_test_batches": "limit_batches",
-    "overfit_batches": "overfit_batches",
-    "val_check_interval": "validate_every_steps",
-    "check_val_every_n_epoch": "validate_every_steps",
-}
-"""Arguments that are handed through unless the knob of ``trainer`` with the same purpose is set, too -> the knob."""
+_OPTIONAL = {"trainer.limit_batches", "trainer.overfit_batches", "trainer.validate_every_steps"}
+"""Knobs that are null unless typed. Until then, their arguments are handed through."""
 _COUNTED = ("limit_train_batches", "overfit_batches", "val_check_interval")
 """Arguments in steps, which Lightning counts in batches, of which ``memory.accumulate`` make a step."""
 
 
 def argument_faults(config: RunConfig) -> Iterator[Fault]:
     """Yields faults of ``trainer.lightning``: names that Lightning's Trainer lacks, or that a knob sets."""
-    known = inspect.signature(pl.Trainer).parameters
-    trainer, default = config.trainer, TrainerConfig()
+    known, trainer = inspect.signature(pl.Trainer).parameters, config.trainer
     runs_ddp = trainer.world_size > 1 and trainer.strategy.value != "fsdp"
-    knobs = {name: f"trainer.{name}" for name in known if name not in _EITHER and hasattr(trainer, name)} | _KNOBS
+    knobs = {name: f"trainer.{name}" for name in known if hasattr(trainer, name)} | _KNOBS
     for name, value in (trainer.lightning or {}).items():
-        where, either = f"{WHERE}.{name}", _EITHER.get(name)
-        knob = knobs.get(name, f"trainer.{either}")
+        where, knob = f"{WHERE}.{name}", knobs.get(name)
+        is_variant = name == "strategy" and runs_ddp and "ddp" in str(value)  # as ddp_find_unused_parameters_true
         if name not in known:
             near = nearest(name, known)
             others = ", ".join(sorted(known.keys() - knobs))
             way_out = f"Set {knobs.get(near, f'{WHERE}.{near}')}." if near else f"Its arguments: {others}."
             yield Fault(where, "Lightning's Trainer has no such argument.", way_out)
-        elif name == "strategy":
-            if not (runs_ddp and "ddp" in str(value).lower()):  # a variant, as ddp_find_unused_parameters_true
-                problem = f"{value} contradicts trainer.strategy={trainer.strategy.value} on {trainer.ranks}."
-                yield Fault(where, problem, "Set it instead, and leave this out; or name a variant of ddp on several.")
-        elif either and (typed := getattr(trainer, either)) != getattr(default, either):
-            yield Fault(f"{where}={value}", f"sets the same as {knob}={typed}.", f"Leave out one: {knob}=null.")
-        elif name in knobs:
+        elif knob in _OPTIONAL and getattr(trainer, knob.removeprefix("trainer.")) is None:
+            continue
+        elif knob and not is_variant:
             yield Fault(f"{where}={value}", f"is what {knob} sets.", f"Leave out {where}, and set {knob} instead.")
 
 
@@ -94,8 +88,7 @@ def ended_by(limits: Limits, trainer: pl.Trainer) -> str | None:
         return f"trainer.max_epochs={limits.max_epochs}"
     for one in trainer.callbacks:
         if isinstance(one, EarlyStopping) and one.stopping_reason_message:
-            reason = str(one.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
-            return f"{type(one).__name__}: {reason}"
+            return f"{type(one).__name__}: {one.stopping_reason_message}"
         if isinstance(one, Timer) and limits.max_time_s is not None and (one.time_remaining() or 0) <= 0:
             return f"trainer.max_time_s={limits.max_time_s:g}"
     return "trainer.should_stop" if trainer.should_stop else None
@@ -124,12 +117,17 @@ def make_trainer(
         ConfigError: an argument of ``trainer.lightning`` can't be built, or Lightning refuses it.
     """
     quiet_lightning()
-    asked = config.trainer
+    asked, every, timeout = config.trainer, limits.validate_every_steps, timedelta(seconds=COLLECTIVE_TIMEOUT_S)
+    strategy: Any = where.strategy
+    if strategy == "fsdp":
+        strategy = fsdp_strategy(timeout)
+    elif where.size > 1:
+        strategy = DDPStrategy(timeout=timeout)
     named: dict[str, Any] = {
         "accelerator": where.accelerator,
         "devices": where.devices,
         "num_nodes": where.num_nodes,
-        "strategy": _strategy(where.strategy, where.size),
+        "strategy": strategy,
         "precision": where.precision,
         "max_epochs": -1 if limits.max_epochs is None else limits.max_epochs,
         "max_steps": -1 if limits.max_steps is None else limits.max_steps,
@@ -140,6 +138,8 @@ def make_trainer(
         "log_every_n_steps": asked.log_every_steps,
         "num_sanity_val_steps": asked.sanity_batches,
         **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), asked.limit_batches),
+        "val_check_interval": every,
+        "check_val_every_n_epoch": 1 if every is None else None,
         "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
         "enable_progress_bar": any(isinstance(one, pl.callbacks.ProgressBar) for one in callbacks),
         "enable_model_summary": False,
@@ -149,16 +149,14 @@ def make_trainer(
         "logger": logger or DummyLogger(),
         "callbacks": list(callbacks),
     }
-    if limits.validate_every_steps is not None:
-        named["val_check_interval"], named["check_val_every_n_epoch"] = limits.validate_every_steps, None
     named |= build(dict(asked.lightning or {}), WHERE)
     named |= {name: parts * named[name] for name in _COUNTED if type(named.get(name)) is int}
     given = named.pop("plugins", None) or []
     plugins = [PlainCheckpointIO(trusted=asked.trusted_checkpoints)]
     plugins += given if isinstance(given, (list, tuple)) else [given]
     if not validates:
-        named |= {"limit_val_batches": 0, "num_sanity_val_steps": 0, "check_val_every_n_epoch": 1}
-        named.pop("val_check_interval", None)
+        named |= {"limit_val_batches": 0, "num_sanity_val_steps": 0}
+        named |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
     try:
         watch.trainer = pl.Trainer(plugins=plugins, **named)
     except (TypeError, ValueError, MisconfigurationException) as error:
@@ -167,27 +165,14 @@ def make_trainer(
     return watch.trainer
 
 
-def _strategy(name: Literal["auto", "ddp", "fsdp"], world_size: int) -> Any:
-    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
-    if name == "fsdp":
-        from wellfed.train.guest.sharding import fsdp_strategy
-
-        return fsdp_strategy(timeout)
-    return DDPStrategy(timeout=timeout) if world_size > 1 else name
-
-
 def quiet_lightning() -> None:
     """Silences Lightning's notes, and warnings that don't apply here."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
-        if (logger := logging.getLogger(name)).level != logging.WARNING:  # setting it empties a cache of all loggers
-            logger.setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.WARNING)
     for text in (
         "does not have many workers",  # the report says whether workers are worth it
-        "Checkpoint directory.*exists and is not empty",
-        "lr_scheduler.step\\(\\).*before.*optimizer.step",
         "is smaller than the logging interval",  # metrics are written at the end of each epoch, even a short one
         "You defined a `validation_step` but have no",  # the ceiling does not validate
-        "module\\(s\\) in eval mode at the start of training",  # frozen encoders
         "isinstance\\(treespec, LeafSpec\\)",
         "WeightAveraging callback, but loading a checkpoint outside",  # such a checkpoint has the averaged weights
         "your dataloader is not resumable",  # its place is kept, see `reading.Place`

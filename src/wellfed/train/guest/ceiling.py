@@ -7,9 +7,8 @@ callbacks and schedulers of the module are not called, since there is no epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
-from types import MethodType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -44,12 +43,10 @@ def steps_alone(module: pl.LightningModule, data_module: Any = None, *, is_set_u
         is_set_up: False: the module's ``setup`` is called.
     """
     done = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
-    own = {name: MethodType(getattr(pl.LightningModule, name), module) for name in _HOOKS - _OF_STEPS}
-    more = {**done, "configure_model": _nothing} if is_set_up else {}
-    with (
-        replaced(module, {**own, "configure_callbacks": list, **more}),
-        replaced(data_module, {} if data_module is None else done),
-    ):
+    own: dict[str, Any] = {**dict.fromkeys(_HOOKS - _OF_STEPS, _nothing), "configure_callbacks": list}
+    if is_set_up:
+        own |= {**done, "configure_model": _nothing}
+    with replaced(module, own), nullcontext() if data_module is None else replaced(data_module, done):
         yield
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -107,27 +107,21 @@ class GuestLoaders:
                 found["batch_size"] = self.step_samples // config.trainer.world_size
         return found
 
-    def arguments(self, **loaders: Any) -> dict[str, Any]:
-        """Returns the arguments of ``Trainer.fit``, ``validate`` or ``test`` that name the loaders.
+    @contextmanager
+    def handed_over(self, change: Callable[[str, Callable[[], Any]], Any], **loaders: Any) -> Iterator[dict[str, Any]]:
+        """Yields the arguments of ``Trainer.fit`` or ``test`` that name the loaders. Those of an owner go through
+        ``change`` within the block.
 
         Args:
+            change: called with the split and the owner's hook; returns the loaders that Lightning gets.
             loaders: those that an owner does not give.
         """
-        if self.data_module is not None:
-            return {"datamodule": self.data_module}
-        return {} if self.owner is not None else loaders
-
-    @contextmanager
-    def through(self, change: Callable[[str, Callable[[], Any]], Any]) -> Iterator[None]:
-        """Replaces the owner's hooks for loaders within the block.
-
-        Args:
-            change: called with the split and the hook; returns the loaders that Lightning gets.
-        """
-        hooks = {} if self.owner is None else {one: hook for one, hook in LOADERS.items() if self.has(one)}
-        instead = {hook: partial(change, split, getattr(self.owner, hook)) for split, hook in hooks.items()}
-        with replaced(self.owner, instead):
-            yield
+        if self.owner is None:
+            yield loaders
+            return
+        hooks = {hook: (split, getattr(self.owner, hook)) for split, hook in LOADERS.items() if self.has(split)}
+        with replaced(self.owner, {hook: partial(change, *own) for hook, own in hooks.items()}):
+            yield {} if self.data_module is None else {"datamodule": self.data_module}
 
 
 def part_of(loader: Any, parts: int) -> Any:
@@ -189,45 +183,30 @@ def looked_at(owner: Any, num_devices: int, num_nodes: int) -> GuestLoaders:
     vars(owner)[attribute] = None
     for hook in ("prepare_data", "setup"):
         if is_overridden(owner, hook):
-            vars(owner)[hook] = _skipping_once(owner, hook)
-    vars(owner)["__getstate__"] = lambda: _as_it_came(owner)
+            vars(owner)[hook] = partial(_skip_once, owner, hook, getattr(owner, hook))
     return GuestLoaders(owner, given)
 
 
-def _skipping_once(owner: Any, hook: str) -> Callable[..., None]:
-    """Returns a method in whose place Lightning's first call for the training does nothing, since it is made."""
-    own = getattr(owner, hook)
-
-    @wraps(own)
-    def skipped(*arguments: Any, **named: Any) -> None:
-        if hook == "prepare_data" or "fit" in (*arguments, *named.values()):
-            vars(owner).pop(hook, None)
-        else:
-            own(*arguments, **named)
-
-    return skipped
-
-
-def _as_it_came(owner: Any) -> dict[str, Any]:
-    """Returns what spawned workers get of the owner of a ``collate_fn``: neither our methods nor the Trainer."""
-    ours = ("__getstate__", "prepare_data", "setup", *LOADERS.values())
-    state = {name: value for name, value in vars(owner).items() if name not in ours}
-    return state | {name: None for name in ("trainer", "_trainer") if name in state}
+def _skip_once(owner: Any, hook: str, own: Callable[..., None], *arguments: Any, **named: Any) -> None:
+    """Does nothing in Lightning's first call of a hook for the training, since it is made; else calls it."""
+    if hook == "prepare_data" or "fit" in (*arguments, *named.values()):
+        vars(owner).pop(hook, None)
+    else:
+        own(*arguments, **named)
 
 
 @contextmanager
 def replaced(owner: Any, instead: Mapping[str, Any]) -> Iterator[None]:
     """Replaces methods of an object within the context."""
-    own = {name: vars(owner)[name] for name in instead if name in vars(owner)}
-    if instead:
-        vars(owner).update(instead)
+    now = vars(owner)
+    before = {name: now[name] for name in instead if name in now}
+    now.update(instead)
     try:
         yield
     finally:
         for name in instead:
-            vars(owner).pop(name, None)  # it may have been removed already
-        if own:
-            vars(owner).update(own)
+            now.pop(name, None)  # it may have been removed already
+        now.update(before)
 
 
 class Bare:
@@ -235,13 +214,10 @@ class Bare:
 
     def __init__(self, loader: Any, *, drop_last: bool = False) -> None:
         self._loader, self.drop_last = loader, drop_last
+        self.dataset = getattr(loader, "dataset", None)
+        """The dataset, for hooks that change it between epochs."""
         self.latest: Any = None
         """Latest delivery without its batch."""
-
-    @property
-    def dataset(self) -> Any:
-        """The dataset, for hooks that change it between epochs."""
-        return self._loader.dataset
 
     def __len__(self) -> int:
         return len(self._loader)

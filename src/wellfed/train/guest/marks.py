@@ -12,11 +12,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities import model_helpers
 
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.observe.telemetry.series import Phase
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
 from wellfed.process import StopRequest
@@ -76,19 +76,14 @@ class Watch(PassThroughProfiler):
 
     def _account_of(self, action: str) -> AbstractContextManager[Any]:
         """Returns the account of a user's hook, such as ``[Callback]Finetuning.on_fit_start``; else nothing."""
-        kind, _, name = action.partition("]")
-        owner, _, hook = name.rpartition(".")
+        owner, _, hook = action.partition("]")[2].rpartition(".")
         trainer = self.trainer
-        if trainer is None or not hook.startswith(_HOOKS) or hook.endswith("_batch_transfer"):
-            return nullcontext()
-        users: list[Any] = {
-            "[Callback": [one for one in trainer.callbacks if one.state_key == owner],
-            "[LightningModule": [trainer.lightning_module],
-            "[LightningDataModule": [trainer.datamodule],
-        }.get(kind, [])
-        for one in users:
-            if is_overridden(one, hook) and not type(one).__module__.startswith(_OURS):
-                return _UsersHook(self._clock.wall, f"{type(one).__name__}.{hook}")
+        if trainer is not None and hook.startswith(_HOOKS) and not hook.endswith("_batch_transfer"):
+            for one in (*trainer.callbacks, trainer.lightning_module, trainer.datamodule):
+                name = type(one).__name__
+                is_users = owner == getattr(one, "state_key", name) and not type(one).__module__.startswith(_OURS)
+                if is_users and is_overridden(one, hook):
+                    return _UsersHook(self._clock.wall, f"{name}.{hook}")
         return nullcontext()
 
 
@@ -146,12 +141,7 @@ def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -
 
 def is_overridden(owner: Any, method: str) -> bool:
     """Returns whether an object of Lightning overrides a method of its base class, in its class or as an attribute."""
-    if method in vars(owner):
-        return True
-    bases = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
-    base = next((one for one in bases if isinstance(owner, one)), None)
-    own = getattr(type(owner), method, None)
-    return base is not None and own is not None and own is not getattr(base, method, None)
+    return bool(model_helpers.is_overridden(method, owner))
 
 
 def latest_of(trainer: pl.Trainer) -> Delivery | None:
@@ -182,10 +172,8 @@ class Steps(pl.Callback):
         """Samples of all ranks and batches in the step so far; samples of its largest batch on this rank."""
         self._has_begun = self._has_stepped = False
         """A batch has come; an optimizer's step was seen. Without one, its time would count as another phase's."""
-        self._before: tuple[Phase, str | None] = "train", None
-        """Phase and account before a validation."""
-        self.is_in_step = False
-        """A batch has reached the device, and its step is not done."""
+        self._account: str | None = None
+        """That before a validation."""
         self.growth = MemoryGrowth(torch.device("cpu"))
 
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -203,13 +191,11 @@ class Steps(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._clock.interrupt()
         self._samples = self._parts = self.largest = 0  # a hook may have ended the epoch within a step
-        self.is_in_step = False
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         size, latest = samples_of(batch), latest_of(trainer)
         if not self._parts:
             self._clock.copied()
-        self.is_in_step = True
         self._watch.is_waiting = False
         self._samples += size * trainer.world_size if latest is None else latest.total
         self.largest, self._parts = max(self.largest, size), self._parts + 1
@@ -256,7 +242,6 @@ class Steps(pl.Callback):
         of_epoch = 1.0 if trainer.is_last_batch else min(1.0, (batch_idx + 1) / trainer.num_training_batches)
         watchers.on_step(step, trainer.current_epoch + of_epoch, self._samples)
         self._samples = self._parts = self.largest = 0
-        self.is_in_step = False
         if watchers.bar is not None:
             watchers.bar.look("training", step)
         trainer.should_stop |= watchers.is_measured is not None and watchers.is_measured(step)
@@ -265,7 +250,7 @@ class Steps(pl.Callback):
         self._clock.wall.settle()
         if self._watchers.sync_search is not None and not trainer.sanity_checking:
             self._watchers.sync_search.close()
-        self._before = self._watchers.progress.phase, self._clock.wall.switch(VALIDATION)
+        self._account = self._clock.wall.switch(VALIDATION)
         self._watchers.progress.enter("validate")
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -273,9 +258,8 @@ class Steps(pl.Callback):
             self._watchers.bar.look("validating", trainer.global_step)
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        phase, account = self._before
-        self._clock.wall.back(account)
-        self._watchers.progress.enter(phase)
+        self._clock.wall.back(self._account)
+        self._watchers.progress.enter("train")
         self._clock.interrupt()
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:

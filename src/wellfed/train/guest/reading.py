@@ -21,14 +21,14 @@ from wellfed.train.guest.marks import is_within_step, latest_of
 _LOG = logging.getLogger(__name__)
 
 
-@contextmanager
-def weighed(trainer: pl.Trainer) -> Iterator[None]:
-    """Weighs the losses of ranks that the engine's loader feeds by their samples, within the block.
+def weigh(trainer: pl.Trainer) -> None:
+    """Weighs the losses of ranks that the engine's loader feeds by their samples.
 
     Logged values are unchanged. The module itself stays as it is, so that a deep copy of it, such as an average of the
     weights, runs its own step.
     """
-    step = trainer.strategy.training_step
+    strategy: Any = trainer.strategy
+    step = strategy.training_step
 
     def training_step(*arguments: Any, **named: Any) -> Any:
         output, latest = step(*arguments, **named), latest_of(trainer)
@@ -38,8 +38,7 @@ def weighed(trainer: pl.Trainer) -> Iterator[None]:
             return output
         return {**output, "loss": output["loss"] * factor} if isinstance(output, Mapping) else output * factor
 
-    with replaced(trainer.strategy, {"training_step": training_step}):
-        yield
+    strategy.training_step = training_step
 
 
 class PlacedLoader(CombinedLoader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -23,8 +22,6 @@ from wellfed.train.loop.checkpoint_files import BEST, LAST
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.training import AGREE_EVERY_STEPS
 from wellfed.train.step.non_finite import NonFiniteLoss
-
-_LOG = logging.getLogger(__name__)
 
 
 class Saves(Checkpoint):
@@ -122,7 +119,7 @@ class Saves(Checkpoint):
             is_turn, any_of = self._place.steps % AGREE_EVERY_STEPS == 0, trainer.strategy.reduce_boolean_decision
             is_asked, is_time = (is_turn and any_of(flag, all=False) for flag in (is_asked, is_time))
         if is_asked:
-            self._save_before_end(trainer)
+            self._save_last(trainer)
             raise Stopped(self._stop.signum or signal.SIGTERM)
         if self._is_due or is_time:
             self._save_last(trainer)
@@ -143,7 +140,7 @@ class Saves(Checkpoint):
         if isinstance(exception, NonFiniteLoss):
             exception.add_note(self.files.way_back())
         if isinstance(exception, Stopped) and self._watch.is_waiting:  # a signal has ended the wait for a batch
-            self._save_before_end(trainer)
+            self._save_last(trainer)
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
@@ -157,13 +154,6 @@ class Saves(Checkpoint):
             files.save_best(0.0 if value is None else value, trainer.global_step)
         self.pruned = trainer.strategy.broadcast(self._prune(trainer.global_step))
         trainer.should_stop |= self.pruned is not None
-
-    def _save_before_end(self, trainer: pl.Trainer) -> None:
-        """Saves before a stop. Non-finite weights only give a warning, so the run still ends as stopped."""
-        try:
-            self._save_last(trainer)
-        except NonFiniteLoss as error:
-            _LOG.warning("%s %s", error, self.files.way_back())
 
     def _save_last(self, trainer: pl.Trainer, module: Any = None) -> None:
         self._is_due = False

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import (
-    GradientAccumulationScheduler,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 
 from wellfed.extras import other_lightning
 
@@ -23,15 +18,9 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
             f"{name} is no callback.",
             "Name a class that inherits from lightning.pytorch.Callback.",
         )
-    if isinstance(callback, GradientAccumulationScheduler):
-        problem = f"{name} changes the samples of a step, which are workload.effective_batch_size."
-        return problem, "Set memory.accumulate to sum the gradients of parts of a step."
     if isinstance(callback, StochasticWeightAveraging):
         problem = f"{name} sets the average at the end of training, when the last checkpoint is written and validated."
         return problem, "Set callbacks=ema, whose average is validated and saved."
-    if isinstance(callback, OnExceptionCheckpoint):  # Lightning starts from its file, whatever the user asks for
-        problem = f"{name} makes each later run start from its file, even without resume."
-        return problem, "Leave it out: resume=auto goes on from checkpoints/last.ckpt."
     if strategy == "fsdp" and isinstance(callback, WeightAveraging):
         return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
     return None
