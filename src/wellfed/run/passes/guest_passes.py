@@ -53,11 +53,8 @@ class GuestPasses(RunPasses):
             train = range(num_batches // self._parts if drops_last else largest_share(num_batches, self._parts))
         self.steps_per_epoch = batches_per_epoch(config, train)
         if self.steps_per_epoch == 0:
-            problem, way_out = (
-                "an epoch of training has no batch.",
-                "Check its samples, batch_size, drop_last and limits.",
-            )
-            raise ConfigError.of("workload.data", problem, way_out)
+            way_out = "Check its samples, batch_size, drop_last and limits."
+            raise ConfigError.of("workload.data", "an epoch of training has no batch.", way_out)
         by_hand = not getattr(objects.model, "automatic_optimization", True)  # a batch may take any number of steps
         self._total_steps = self._limits.total_steps(None if by_hand else self.steps_per_epoch)
         self.module: Any = wrapped(config, objects, plan, self._total_steps, self._books.journal.event)

@@ -194,12 +194,8 @@ def explained(checkpoint: Path | None) -> Iterator[None]:
         raise WellfedError(str(error)) from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        is_own = any(map(is_the_users, files))
-        if (
-            not is_own
-            and type(error) in (TypeError, ValueError, RuntimeError)
-            and _LIGHTNING in Path(files[-1]).parents
-        ):
+        is_own, is_lightnings = any(map(is_the_users, files)), _LIGHTNING in Path(files[-1]).parents
+        if is_lightnings and not is_own and type(error) in (TypeError, ValueError, RuntimeError):
             raise WellfedError(str(error).strip()) from error
         if checkpoint is None or is_own or checkpoint_connector.__file__ not in files:
             raise
