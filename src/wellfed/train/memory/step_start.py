@@ -14,7 +14,7 @@ from wellfed import generators
 from wellfed.errors import ModelError
 
 LARGE_BYTES = 2**20
-"""Bytes beyond which a buffer that the first step leaves unchanged has no copy."""
+"""Bytes beyond which a buffer has no copy."""
 
 
 def bytes_of(tensor: Tensor) -> int:
@@ -27,45 +27,36 @@ def bytes_of(tensor: Tensor) -> int:
 class StepStart:
     """Torch's random generators and buffers as they were when a step began.
 
-    Copies of all buffers would double their memory. So a large one that the first step leaves unchanged (a mask, a
-    table) has no copy from then on, and a later step that changes it in place can't be undone. Generators of numpy and
-    Python are left out: reading both takes 50 us, and a loss rarely draws from them.
+    Large buffers, mostly masks and tables, have no copy: a step that changes one in place can't be undone. Generators
+    of numpy and Python are left out: reading both takes 50 us, and a loss rarely draws from them.
     """
 
     is_taken = False
     """There is a saved start. Set it to False when a step is over."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        named = [(module, name) for module in model.modules() for name in module._buffers]
-        self._buffers = [(module, name) for module, name in named if module._buffers[name] is not None]
+        named = [(module, *one) for module in model.modules() for one in module._buffers.items()]
+        self._buffers = [(module, name, bytes_of(one) > LARGE_BYTES) for module, name, one in named if one is not None]
+        """Module and name of a buffer, and whether it is large."""
         self._saved: list[tuple[nn.Module, str, Tensor, int, Tensor | None]] = []
-        """Module and name of a buffer, its tensor, the version of that, and a copy."""
-        self._constant: set[tuple[nn.Module, str]] | None = None
-        """Buffers without a copy; None until a first step has shown them."""
-        self._is_example = False
-        """The latest step shows what steps change: it was not left out."""
+        """Module and name of a buffer, its tensor, the version of that, and a copy unless it is large."""
         self._device = device if device.type == "cuda" else None
         self._drawn: list[Tensor] = []
         """States of torch's generators, of the CPU and of the GPU."""
 
     @torch.no_grad()
     def take(self) -> None:
-        """Saves the start of a step. Waits for the device only before the second step."""
+        """Saves the start of a step."""
         self.is_taken = False  # copies may run out of memory themselves
-        if self._constant is None and self._is_example:
-            self._constant = {
-                (module, name) for module, name, _, _, copy in self._saved if _is_constant(module, name, copy)
-            }
         self._saved = []  # frees the copies
         self._drawn = [torch.default_generator.get_state()]
         if self._device is not None:
             self._drawn.append(torch.cuda.get_rng_state(self._device))
-        saved, constant = [], self._constant or ()
-        for key in self._buffers:
-            tensor = key[0]._buffers[key[1]]
+        for module, name, is_large in self._buffers:
+            tensor = module._buffers[name]
             if tensor is not None:
-                saved.append((*key, tensor, tensor._version, None if key in constant else tensor.clone()))
-        self._saved, self.is_taken, self._is_example = saved, True, True
+                self._saved.append((module, name, tensor, tensor._version, None if is_large else tensor.clone()))
+        self.is_taken = True
 
     @torch.no_grad()
     def restore(self, *, repeats: bool) -> None:
@@ -74,7 +65,7 @@ class StepStart:
         Does nothing before the first `take`, or if that has failed.
 
         Raises:
-            ModelError: the step has changed a large buffer that has no copy.
+            ModelError: the step has changed a large buffer.
         """
         if not self.is_taken:
             return
@@ -89,18 +80,8 @@ class StepStart:
             elif tensor._version != version:
                 raise ModelError(
                     f"The step can't be undone: it changed the buffer {type(module).__name__}.{name}, which is over 1 "
-                    "MiB and has no copy, since the first step left it unchanged. Assign a new tensor instead of "
-                    "changing it in place."
+                    "MiB and has no copy. Assign a new tensor instead of changing it in place."
                 )
-        self._is_example = repeats
-
-
-def _is_constant(module: nn.Module, name: str, before: Tensor | None) -> bool:
-    """Returns whether a large buffer is as it was before. Sparse ones are taken to be: torch can't compare them."""
-    now = module._buffers[name]
-    if now is None or before is None or bytes_of(now) <= LARGE_BYTES:
-        return False
-    return now.layout is not torch.strided or torch.equal(now, before)
 
 
 @contextmanager
