@@ -87,8 +87,8 @@ def test_a_run_of_unknown_length_shows_its_steps() -> None:
 def lines_in_a_file(step_s: float) -> list[str]:
     """Returns the lines of a training of 20 steps, whose clock advances by a fixed time per call."""
     out, ticks = io.StringIO(), count(0.0, step_s)
-    console = Console(file=out, width=40)
-    bar = Bar(console, rate, live, total_steps=20, latest=MANY, clock=lambda: next(ticks))
+    console = Console(file=out, width=40, get_time=lambda: next(ticks))
+    bar = Bar(console, rate, live, total_steps=20, latest=MANY)
     loop.fit(loop.model(), watchers=Watchers(bar=bar), validation=tiny.eval_loader())
     assert not re.search(r"[^\n -~]", out.getvalue())
     return out.getvalue().splitlines()
@@ -108,7 +108,7 @@ def test_a_file_gets_one_line_a_minute() -> None:
 
 def test_the_sanity_check_gets_no_line() -> None:
     out = io.StringIO()
-    bar = Bar(Console(file=out), rate, live, total_steps=20, latest=MANY, clock=lambda: 1e6)
+    bar = Bar(Console(file=out, get_time=lambda: 1e6), rate, live, total_steps=20, latest=MANY)
     bar.look("validating", 0)
     assert out.getvalue() == ""
 
@@ -120,8 +120,8 @@ def test_a_short_run_gets_no_line() -> None:
 def test_steps_that_compile_do_not_count_in_the_time_left() -> None:
     """Three steps of a minute, then 100 steps a second."""
     out, now = io.StringIO(), [0.0]
-    console = Console(file=out, force_terminal=True, width=160, color_system=None)
-    bar = Bar(console, rate, live, total_steps=1000, latest={}, clock=lambda: now[0])
+    console = Console(file=out, force_terminal=True, width=160, color_system=None, get_time=lambda: now[0])
+    bar = Bar(console, rate, live, total_steps=1000, latest={})
     step = 0
     bar.begin(step)
     for step_s, steps in [(60.0, 1)] * 3 + [(0.5, 50)] * 4:

@@ -24,10 +24,11 @@ from wellfed.contract import Features, LossOutput
 from wellfed.data.device_prefetch import DevicePrefetcher
 from wellfed.data.eval_loader import EvalLoader
 from wellfed.errors import RestartNeeded
+from wellfed.train.loop.place import Place as OnDevices
+from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.memory import oom
 from wellfed.train.memory.features import FeatureTable
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
-from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
 from wellfed.train.step.loss import Loss
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
@@ -230,9 +231,20 @@ def trained(
     )
     retry = StepOptions(on_oom="retry")
     step = TrainStep(computation, optimizer, Fallbacks(micro, rungs), retry, on_event=journal.step)
-    splits = {split: Preparation(data, 1) for split in ("val", "test")}
-    metrics = SplitMetrics(model)
-    evaluating = Evaluating(metrics, splits, may_halve=True, on_event=journal.other)
+    splits = ("val", "test")
+    evaluating = PlacedModel(
+        model,
+        OnDevices(),
+        retry,
+        train_data=data,
+        eval_data=dict.fromkeys(splits, data),
+        micro=micro,
+        make_optimizer=lambda module: optimizer,
+        lr_factor=lambda step: 1.0,
+        on_event=journal.other,
+    )
+    evaluating.place.device, evaluating._features = device, table
+    evaluating.precision = Precision("32-true", device.type)
     torch.manual_seed(5)
     seen: dict[int, list[int]] = {}
     figures: list[float] = []
@@ -250,7 +262,8 @@ def trained(
         seen.setdefault(delivery.epoch, []).extend(model.seen)
         model.seen.clear()
         if step.number in (6, 12):
-            figures += [evaluated(split, model, metrics, evaluating, data, table, device) for split in splits]
+            for model.split in splits:
+                figures.append(evaluating.evaluate(model.split, EvalLoader(data, 32, seed=1), step.number)["loss"])
     ahead.close()
     drawn = [
         torch.get_rng_state().tolist(),
@@ -266,27 +279,6 @@ def trained(
 def _epochs(loader: Any) -> Iterator[Delivery]:
     while True:
         yield from loader
-
-
-def evaluated(
-    split: str,
-    model: Any,
-    metrics: SplitMetrics,
-    evaluating: Evaluating,
-    data: Data,
-    table: FeatureTable,
-    device: torch.device,
-) -> float:
-    model.eval()
-    model.split = split
-    has_passed = False
-    with torch.no_grad():
-        while not has_passed:
-            metrics.reset()
-            deliveries = EvalLoader(data, 32, seed=1)
-            has_passed = all(evaluating.take(split, delivery, table.source, device, 0) for delivery in deliveries)
-    model.train()
-    return metrics.compute()["loss"]
 
 
 def check(name: str, precision: str, device: torch.device) -> None:

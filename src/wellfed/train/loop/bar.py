@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +32,13 @@ class Bar:
         *,
         total_steps: int | None,
         latest: Mapping[str, float],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             rate: returns the present rate; empty if unknown.
             live: returns the figures of the device or the host, the most important first.
-            clock: returns seconds; tests replace it.
         """
-        self._console, self._rate, self._live, self._clock = console, rate, live, clock
+        self._console, self._rate, self._live, self._clock = console, rate, live, console.get_time
         self._latest, self._total = latest, total_steps
         self._screen: Live | None = None
         self._progress: Progress
@@ -64,7 +61,7 @@ class Bar:
         if self._total is not None:
             columns.insert(1, progress.BarColumn(24))
             columns += ["ETA", progress.TimeRemainingColumn()]
-        self._progress = progress.Progress(*columns, console=self._console, get_time=self._clock)
+        self._progress = progress.Progress(*columns, console=self._console)
         self._progress.add_task("training", total=self._total, completed=step)
         self._screen = Live(console=self._console, auto_refresh=False, transient=True)
         self._screen.start()

@@ -15,6 +15,7 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, Features, FeatureSource
 from wellfed.data.device_prefetch import DevicePrefetcher
+from wellfed.errors import OutOfMemoryExhausted
 from wellfed.observe.loggers.log_media import logged_to
 from wellfed.observe.timing.step_clock import StepClock
 from wellfed.record.entries import OnEvent
@@ -25,14 +26,15 @@ from wellfed.train.memory.features import FeatureTable, in_eval_mode
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.memory.step_start import put_back
 from wellfed.train.plain_model.scheduling import Scheduling
-from wellfed.train.plain_model.split_metrics import Evaluating, SplitMetrics
-from wellfed.train.step.loss import Loss
+from wellfed.train.plain_model.split_metrics import SplitMetrics
+from wellfed.train.step.loss import Loss, add_place
 from wellfed.train.step.micro_batches import Preparation
 from wellfed.train.step.precision import Precision
 from wellfed.train.step.replicas import Ranks, Replicas
 from wellfed.train.step.step_passes import Computation
 from wellfed.train.step.totals import Totals
 from wellfed.train.step.train_step import StepOptions, TrainStep
+from wellfed.units import counted
 
 
 class PlacedModel:
@@ -65,12 +67,9 @@ class PlacedModel:
         prepare = partial(Preparation, seed=options.seed, model=model)
         self._prepare = prepare(train_data)
         self.evaluation = SplitMetrics(model, evaluation, metrics)
-        self._evaluating = Evaluating(
-            self.evaluation,
-            {split: prepare(data) for split, data in eval_data.items()},
-            may_halve=options.goes_on(is_training=False),
-            on_event=on_event,
-        )
+        self._prepare_split = {split: prepare(data) for split, data in eval_data.items()}
+        self._evaluates_at_most: int | None = None
+        """Maximum samples that are evaluated at a time; None = a whole batch."""
         self._features: FeatureTable | None = None
         fallbacks = {"memory.checkpoint_activations=true": self._checkpoint_activations}
         if features is not None:
@@ -203,18 +202,54 @@ class PlacedModel:
 
     def _has_passed(self, split: str, deliveries: Iterable[Delivery], step: int, look: Callable[[], None]) -> bool:
         """Passes over a split in evaluation mode; returns False if memory ran out and it must begin again."""
-        precision, source = self.precision, self.source()
+        precision = self.precision
         self.evaluation.reset()
         with in_eval_mode(self.whole), torch.no_grad():
             for delivery in deliveries:
                 if precision.dtype is not None:
                     self._convert(delivery)
                 with precision.forward():
-                    if not self._evaluating.take(split, delivery, source, self.device, step):
+                    if not self._has_evaluated(split, delivery, step):
                         return False
                 del delivery  # frees its device memory while the next batch is fetched
                 look()
         return True
+
+    def _has_evaluated(self, split: str, delivery: Delivery, step: int) -> bool:
+        """Adds a batch, which may still be on the host, to the metrics. If memory runs out, returns False; from then on
+        the largest part of a batch is half as large.
+
+        Raises:
+            OutOfMemoryExhausted: a single sample does not fit, or batches may not be halved.
+        """
+        prepare, evaluation, features = self._prepare_split[split], self.evaluation, self.source()
+        sizes = MicroBatches(self._evaluates_at_most or delivery.size).sizes(delivery.size)
+
+        def update() -> None:
+            for number, part in enumerate(prepare.split(delivery.batch, sizes)):
+                weight = prepare.weight(part, sizes[number]) if evaluation.takes_loss else 0
+                batch = prepare(batches.to_device(part, self.device), delivery, number, features)
+                evaluation.update(batch, weight, features)
+
+        try:
+            failure = oom.attempt(update)[1]
+        except Exception as error:
+            add_place(error, delivery, split)
+            raise
+        if failure is None:
+            return True
+        oom.release()
+        self.on_event("oom", step=step, message=failure.message)
+        if sizes[0] == 1 or not self.options.goes_on(is_training=False):
+            raise OutOfMemoryExhausted(
+                f"Out of memory in the {split} split with {counted(sizes[0], 'sample')} at a time: {failure.message} "
+                "Next: a smaller workload.eval_batch_size or workload.model, memory.features=dynamic, or a card with "
+                "more memory (gpu=...).",
+                failure.kind,
+            )
+        self._evaluates_at_most = sizes[0] // 2
+        self.on_event("step_down", step=step, evaluation_batch=self._evaluates_at_most, before=sizes[0])
+        return False
 
     def try_split(self, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
         """Returns the metrics of a few batches before training, so that errors show at once. Logs nothing;

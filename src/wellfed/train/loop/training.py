@@ -34,7 +34,7 @@ from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.state import load_state, state_of
-from wellfed.train.plain_model.scheduling import Rates, ScheduledRates, nobody_logs
+from wellfed.train.plain_model.scheduling import Rates, nobody_logs
 from wellfed.train.step.non_finite import NonFiniteLoss
 from wellfed.train.step.train_step import TrainStep
 
@@ -201,10 +201,7 @@ class Training:
         model, files = self.model, self.checkpoints
         model.begin()
         self.optimizer = model.make_optimizer(model.model)
-        if model.scheduling is None:
-            self.rates = Rates(self.optimizer, model.lr_factor)
-        else:
-            self.rates = ScheduledRates(self.optimizer, model.scheduling, self._wall)
+        self.rates = Rates(self.optimizer, model.lr_factor, model.scheduling, self._wall)
         self.scaler = torch.amp.GradScaler(model.device.type) if model.precision.name == "16-mixed" else None
         for callback in self.callbacks.values():
             callback.begin(model.whole)

@@ -62,21 +62,37 @@ class Scheduling:
 
 
 class Rates:
-    """Learning rates of an optimizer."""
+    """Learning rates of an optimizer: by a factor on the first ones, or by a scheduler, whose time counts to it."""
 
     monitor: str | None = None
-    """Metric that the rates follow; None = none."""
+    """Metric that a scheduler follows; None = none."""
     kind = "workload.schedule.name"
     """Setter of the rates: this knob, or the class of a scheduler."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[int], float]) -> None:
-        """``factor`` returns the factor on the rates by finished steps."""
-        self._optimizer, self._factor, self._done = optimizer, factor, -1
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: Callable[[int], float],
+        scheduling: Scheduling | None,
+        wall: Wall,
+    ) -> None:
+        """``factor`` returns the factor by finished steps, unless there is a ``scheduling``."""
+        self._optimizer, self._factor, self._done, self._wall = optimizer, factor, -1, wall
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
-        self.stepped(False)
+        self._scheduler: Any = None
+        if scheduling is None:
+            self.stepped(False)
+            return
+        config = scheduling.of(optimizer)
+        self._scheduler, self._is_by_step = config["scheduler"], config["interval"] == "step"
+        self.monitor, self.kind = config["monitor"], type(self._scheduler).__name__
 
     def stepped(self, is_last: bool) -> None:
         """Sets the rates of the next step; ``is_last``: the epoch is over."""
+        if self._scheduler is not None:
+            if self.monitor is None and (self._is_by_step or is_last):
+                self._step()
+            return
         self._done += 1
         factor = self._factor(self._done)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
@@ -87,40 +103,6 @@ class Rates:
 
     def follow(self, metrics: Mapping[str, float], is_validated: bool, is_last: bool) -> None:
         """Adapts the rates to `monitor`, after a validation or at the end of an epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns values for checkpoints."""
-        return {"kind": self.kind, "done": self._done}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already.
-
-        Raises:
-            ValueError: another kind of schedule has set the rates until then.
-        """
-        if state["kind"] != self.kind:
-            raise ValueError(f"the rates were set by {state['kind']} until this checkpoint, and now by {self.kind}")
-        self._load({name: value for name, value in state.items() if name != "kind"})
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self._done = int(state["done"]) - 1
-        self.stepped(False)
-
-
-class ScheduledRates(Rates):
-    """Rates by a scheduler of torch or the user. The time of its steps counts to it."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduling: Scheduling, wall: Wall) -> None:
-        config = scheduling.of(optimizer)
-        self._scheduler, self._is_by_step = config["scheduler"], config["interval"] == "step"
-        self.monitor = config["monitor"]
-        self.kind, self._wall = type(self._scheduler).__name__, wall
-
-    def stepped(self, is_last: bool) -> None:
-        if self.monitor is None and (self._is_by_step or is_last):
-            self._step()
-
-    def follow(self, metrics: Mapping[str, float], is_validated: bool, is_last: bool) -> None:
         if self.monitor is None or not (is_validated if self._is_by_step else is_last):
             return
         if self.monitor not in metrics:
@@ -137,10 +119,23 @@ class ScheduledRates(Rates):
             self._wall.back(before)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._scheduler.state_dict(), "kind": self.kind}
+        """Returns values for checkpoints."""
+        state = {"done": self._done} if self._scheduler is None else self._scheduler.state_dict()
+        return {**state, "kind": self.kind}
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already.
+
+        Raises:
+            ValueError: another kind of schedule has set the rates until then.
+        """
+        if state["kind"] != self.kind:
+            raise ValueError(f"the rates were set by {state['kind']} until this checkpoint, and now by {self.kind}")
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict({name: value for name, value in state.items() if name != "kind"})
+        else:
+            self._done = int(state["done"]) - 1
+            self.stepped(False)
 
 
 def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:

@@ -1,7 +1,4 @@
-"""Computes the metrics of a split: means of the loss and its metrics, torchmetrics, the workload's own evaluation.
-
-`Evaluating` passes it the batches, in smaller parts if memory runs out.
-"""
+"""Computes the metrics of a split: means of the loss and its metrics, torchmetrics, the workload's own evaluation."""
 
 from __future__ import annotations
 
@@ -14,15 +11,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from wellfed import batches
-from wellfed.batches import Delivery
 from wellfed.contract import Batch, Evaluation, FeatureSource, LossOutput
-from wellfed.errors import ConfigError, OutOfMemoryExhausted
-from wellfed.record.entries import OnEvent
-from wellfed.train.memory import oom
-from wellfed.train.memory.step_down import MicroBatches
-from wellfed.train.step.loss import Loss, add_place
-from wellfed.train.step.micro_batches import Preparation
-from wellfed.units import counted
+from wellfed.errors import ConfigError
+from wellfed.train.step.loss import Loss
 
 _MOST_ENTRIES = 100
 """Maximum number of values of a metric that has one value per class."""
@@ -141,53 +132,3 @@ def _figures(metrics: MetricCollection) -> dict[str, float]:
             problem = f"{name} is no number but of shape {list(figures.shape)}."
             raise ConfigError.of("workload.metrics", problem, "Leave it out, or use it in an evaluation of your own.")
     return found
-
-
-class Evaluating:
-    """Evaluation of the batches of a split. An out-of-memory error halves the largest part of a batch for good."""
-
-    def __init__(
-        self, evaluation: SplitMetrics, splits: Mapping[str, Preparation], *, may_halve: bool, on_event: OnEvent
-    ) -> None:
-        self._evaluation, self._splits, self._may_halve, self._on_event = evaluation, splits, may_halve, on_event
-        self._at_most: int | None = None
-        """Maximum samples of a part; None = a whole batch."""
-
-    def take(
-        self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
-    ) -> bool:
-        """Adds a batch, which may still be on the host, to the metrics.
-
-        Returns False if memory ran out. The pass over the split must then begin again, with empty metrics.
-
-        Raises:
-            OutOfMemoryExhausted: a single sample does not fit, or batches may not be halved.
-        """
-        prepare, evaluation = self._splits[split], self._evaluation
-        sizes = MicroBatches(self._at_most or delivery.size).sizes(delivery.size)
-
-        def update() -> None:
-            for number, part in enumerate(prepare.split(delivery.batch, sizes)):
-                weight = prepare.weight(part, sizes[number]) if evaluation.takes_loss else 0
-                batch = prepare(batches.to_device(part, device), delivery, number, features)
-                evaluation.update(batch, weight, features)
-
-        try:
-            failure = oom.attempt(update)[1]
-        except Exception as error:
-            add_place(error, delivery, split)
-            raise
-        if failure is None:
-            return True
-        oom.release()
-        self._on_event("oom", step=step, message=failure.message)
-        if sizes[0] == 1 or not self._may_halve:
-            raise OutOfMemoryExhausted(
-                f"Out of memory in the {split} split with {counted(sizes[0], 'sample')} at a time: {failure.message} "
-                "Next: a smaller workload.eval_batch_size or workload.model, memory.features=dynamic, or a card with "
-                "more memory (gpu=...).",
-                failure.kind,
-            )
-        self._at_most = sizes[0] // 2
-        self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=sizes[0])
-        return False
