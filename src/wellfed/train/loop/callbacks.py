@@ -23,8 +23,6 @@ class Callback:
     """Reason of an end of training, read after each `looked` and after a resume; None = it goes on."""
     monitor: str | None = None
     """Metric that `looked` needs; None = none."""
-    average: nn.Module | None = None
-    """Weights to be validated, kept and tested in place of the model's, by the same names; None = none."""
 
     def begin(self, whole: nn.Module) -> None:
         """Called before the first step, when the model is on its device. Its names are those of checkpoints."""
@@ -38,9 +36,6 @@ class Callback:
 
     def looked(self, metrics: Mapping[str, float]) -> None:
         """Called with the latest metrics after each epoch, or after each validation that comes by steps."""
-
-    def swap(self) -> None:
-        """Exchanges the model's weights with `average`; called before and after a validation."""
 
     def end(self) -> None:
         """Called after training, when the last checkpoint is written."""
@@ -93,7 +88,7 @@ class EarlyStopping(Callback):
 
 
 class Ema(Callback):
-    """Exponential moving average of weights and buffers.
+    """Exponential moving average of weights and buffers, which is validated, kept and tested in place of them.
 
     ``state_dict`` of a checkpoint is the average; ``current_model_state`` has the weights that training goes on with.
     """
@@ -103,21 +98,22 @@ class Ema(Callback):
     ) -> None:
         self._decay, self._every, self._first = decay, update_every_n_steps, update_starting_at_step or 0
         self._whole: nn.Module
-        self._averaged: AveragedModel
+        self.averaged: AveragedModel
+        """The average is its ``module``, but for the time between two `swap`."""
 
     def begin(self, whole: nn.Module) -> None:
         self._whole = whole
         device, average = next(whole.parameters()).device, get_ema_avg_fn(self._decay)  # type: ignore[no-untyped-call]
-        self._averaged = AveragedModel(whole, device, avg_fn=average, use_buffers=True)
-        self.average = self._averaged.module
+        self.averaged = AveragedModel(whole, device, avg_fn=average, use_buffers=True)
 
     def stepped(self, step: int) -> None:
         done = step - 1
         if done >= self._first and done % self._every == 0:
-            self._averaged.update_parameters(self._whole)
+            self.averaged.update_parameters(self._whole)
 
     def swap(self) -> None:
-        each = [chain(module.parameters(), module.buffers()) for module in (self._averaged.module, self._whole)]
+        """Exchanges the model's weights with the average; called before and after a validation."""
+        each = [chain(module.parameters(), module.buffers()) for module in (self.averaged.module, self._whole)]
         for average, own in zip(*each, strict=True):
             before = average.data.clone()
             average.data.copy_(own.data)
@@ -125,13 +121,13 @@ class Ema(Callback):
 
     def end(self) -> None:
         self.swap()
-        del self._averaged, self.average
+        del self.averaged
 
     def state_dict(self) -> dict[str, Any]:
-        return {"n_averaged": self._averaged.n_averaged}
+        return {"n_averaged": self.averaged.n_averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._averaged.n_averaged.copy_(state["n_averaged"])
+        self.averaged.n_averaged.copy_(state["n_averaged"])
 
 
 class LrMonitor(Callback):

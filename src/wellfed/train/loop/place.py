@@ -58,7 +58,10 @@ class Place:
 
     def begin(self) -> None:
         """Starts the other ranks of this machine unless a launcher has, and meets all of them."""
-        quiet_fabric()
+        # Notes of Fabric, and a warning of torch that does not apply here.
+        for name in ("lightning.fabric", "lightning"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
         timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
         self._fabric = Fabric(
             accelerator=self.accelerator,
@@ -115,13 +118,6 @@ class Place:
             dist.broadcast(sent, 0)
             if sent.data_ptr() != tensor.data_ptr():
                 tensor.data.copy_(sent)
-
-
-def quiet_fabric() -> None:
-    """Silences Fabric's notes, and warnings of torch that don't apply here."""
-    for name in ("lightning.fabric", "lightning"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
 
 
 def own_command() -> list[str]:

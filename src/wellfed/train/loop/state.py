@@ -23,8 +23,9 @@ def state_of(training: Training) -> dict[str, Any]:
     model, place = training.model, training.model.place
     own, position = generators.state(model.device), training.loader.state_dict()
     weights = {"state_dict": model.whole.state_dict()}
-    if training.average is not None:
-        weights = {"state_dict": training.average.state_dict(), "current_model_state": weights["state_dict"]}
+    if training.ema is not None:
+        weights["current_model_state"] = weights["state_dict"]
+        weights["state_dict"] = training.ema.averaged.module.state_dict()
     content: dict[str, Any] = {
         **weights,
         "optimizer_states": [training.optimizer.state_dict()],
@@ -68,14 +69,13 @@ def load_state(training: Training, path: Path) -> Mapping[str, Any] | None:
 def _restored(training: Training, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     model, place, optimizer = training.model, training.model.place, training.optimizer
     model.whole.load_state_dict(state.get("current_model_state", state["state_dict"]))
-    if training.average is not None:
-        training.average.load_state_dict(state["state_dict"])
+    if training.ema is not None:
+        training.ema.averaged.module.load_state_dict(state["state_dict"])
     model.totals.load_state_dict(state["totals"])
-    before = state["optimizer_states"][0]
-    if _num_weights(before) < _num_weights(optimizer.state_dict()):
-        _LOG.warning("More weights are trained than before this checkpoint: the optimizer begins without a state.")
-    else:
-        optimizer.load_state_dict(before)
+    try:
+        optimizer.load_state_dict(state["optimizer_states"][0])
+    except ValueError:
+        _LOG.warning("Other weights are trained than before this checkpoint: the optimizer begins without a state.")
     if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
         for group in optimizer.param_groups:
             group["foreach"] = False
@@ -93,7 +93,3 @@ def _restored(training: Training, state: Mapping[str, Any]) -> Mapping[str, Any]
             callback.load_state_dict(state["callbacks"][name])
     drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
     return drawn if is_same or place.rank == 0 else None
-
-
-def _num_weights(optimizer_state: Mapping[str, Any]) -> int:
-    return sum(len(group["params"]) for group in optimizer_state["param_groups"])

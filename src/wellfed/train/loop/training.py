@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
@@ -29,7 +28,7 @@ from wellfed.process import Stopped, StopRequest
 from wellfed.sample_rng import seed_from
 from wellfed.train.checkpoint_values import readable, save
 from wellfed.train.loop.bar import Bar
-from wellfed.train.loop.callbacks import Callback
+from wellfed.train.loop.callbacks import Callback, Ema
 from wellfed.train.loop.checkpoints import Checkpoints, is_finite, non_finite
 from wellfed.train.loop.figures import Figures
 from wellfed.train.loop.placed_model import PlacedModel
@@ -106,8 +105,6 @@ class Training:
     scaler: torch.amp.GradScaler | None
     rates: Rates
     step: TrainStep
-    average: nn.Module | None = None
-    """Weights that a callback averages; None without."""
 
     def __init__(
         self,
@@ -160,6 +157,8 @@ class Training:
         """Step, and time, from which something may be due after a step."""
         self._is_best = False
         """The latest validation was the best so far, and is not saved yet."""
+        self.ema = next((one for one in self.callbacks.values() if isinstance(one, Ema)), None)
+        """The callback that averages weights; None without."""
         self._steppers = [one for one in self.callbacks.values() if type(one).stepped is not Callback.stepped]
 
     # -- begin and end --------------------------------------------------------------------------------------------
@@ -205,7 +204,6 @@ class Training:
         self.scaler = torch.amp.GradScaler(model.device.type) if model.precision.name == "16-mixed" else None
         for callback in self.callbacks.values():
             callback.begin(model.whole)
-        self.average = next((one.average for one in self.callbacks.values() if one.average is not None), None)
         drawn = None if checkpoint is None else load_state(self, checkpoint)
         model.hold_features(self.number)
         self.step = model.make_step(self.optimizer, self.scaler, self.clock)
@@ -406,16 +404,13 @@ class Training:
         if watchers.sync_search is not None:
             watchers.sync_search.close()
         with watchers.progress.during("validate"):
-            self._swap()
+            swap = (lambda: None) if self.ema is None else self.ema.swap
+            swap()
             figures.validated(self.model.evaluate("val", self._validation, self.number, look))
-            self._swap()
+            swap()
         self.clock.interrupt()
         if files is not None:
             self._is_best = self._place.broadcast(files.is_best(figures.latest.get(f"val/{files.best_metric}")))
-
-    def _swap(self) -> None:
-        for callback in self.callbacks.values():
-            callback.swap()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
