@@ -404,10 +404,11 @@ class Training:
         if watchers.sync_search is not None:
             watchers.sync_search.close()
         with watchers.progress.during("validate"):
-            swap = (lambda: None) if self.ema is None else self.ema.swap
-            swap()
+            if self.ema is not None:
+                self.ema.swap()
             figures.validated(self.model.evaluate("val", self._validation, self.number, look))
-            swap()
+            if self.ema is not None:
+                self.ema.swap()
         self.clock.interrupt()
         if files is not None:
             self._is_best = self._place.broadcast(files.is_best(figures.latest.get(f"val/{files.best_metric}")))
