@@ -36,7 +36,7 @@ def found_in(folder: Path, every: int) -> Iterator[Found]:
             yield own, finding.change
 
 
-@pytest.mark.parametrize("every", [27, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_override_composes(tmp_path: Path, every: int) -> None:
     """Each set of knobs is added to the overrides of a recorded run; if all are read, to those of each run."""
     seen = set()

@@ -44,7 +44,9 @@ def test_every_figure_is_the_same_in_reports_comparisons_and_tiles() -> None:
 
 
 def test_a_rate_above_its_ceiling_is_no_share_of_what_is_possible() -> None:
-    assert figures_of(evidence(ceiling=0.9).record)["of_ceiling"].line.startswith("of the ceiling: above the ")
+    line = figures_of(evidence(ceiling=0.8).record)["of_ceiling"].line
+    assert line.startswith("of the ceiling: 125.0 % of ")
+    assert line.endswith(" without loading")
 
 
 def test_the_screen_has_the_texts_of_the_figures(tmp_path: Path) -> None:

@@ -120,10 +120,9 @@ def _of_ceiling(record: RunRecord) -> Figure | None:
     if share is None or ceiling is None:
         return None
     doubt = " (doubtful)" if contradiction(record) else ""
-    top = show_count(ceiling["samples_per_s"])
-    if share > 1:  # the ceiling covers some 20 steps
-        return Figure("of the ceiling", "above", f"the {top} measured without loading{doubt}", None, 1.0)
-    return Figure("of the ceiling", show_percent(share), f"of {top} possible{doubt}", None, share)
+    kind = "possible" if share <= 1 else "without loading"  # of some 20 steps, so it may be lower
+    note = f"of {show_count(ceiling['samples_per_s'])} {kind}{doubt}"
+    return Figure("of the ceiling", show_percent(share), note, None, min(1.0, share))
 
 
 def _ready(record: RunRecord) -> Figure | None:
