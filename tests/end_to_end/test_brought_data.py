@@ -71,7 +71,6 @@ def test_a_data_module_is_set_up_once_and_its_loaders_are_used_as_they_came(user
 @pytest.mark.parametrize("workload", ["plain", "sets"])
 def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, workload: str, kind: str) -> None:
     arguments = ["trainer.max_epochs=3", f"+workload.data.kind={kind}"]
-    arguments += ["workload.effective_batch_size=6"] if kind == "batches" else []  # it does not show its size
     done = train(user, workload, *arguments, "trainer.checkpoint_every_steps=1", "trainer.keep_last=100")
     assert done.code == 0, done.text
     whole = only_folder(user, workload)
@@ -159,7 +158,6 @@ def test_on_a_card_its_hooks_are_called_once_a_batch(user: Path, fake_cuda: Fake
 REFUSED = [
     ("plain", ["data.kind=unbatched"], "is null, and the DataLoader does not say it: how many samples has a step?"),
     ("plain", ["data.kind=whole", "loader.num_workers=2"], "WholeBatches has an __iter__ of its own"),
-    ("plain", ["data.kind=batches", "effective_batch_size=8"], "PairsOfBatches of the DataLoader decides what a step"),
     ("plain", ["loader.backend=threads"], "DataLoader over Told builds its batches itself"),
     ("plain", ["data=Told"], "is null, and there is no DataLoader: how many samples has a step?"),
     ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.Datasets"),

@@ -117,6 +117,7 @@ def loaders(kind="dict"):
         "one": train,
         "sets": (Rows(), None),
         "lists": DataLoader(Rows(), batch_sampler=Lists()),
+        "listed": DataLoader(Rows(), batch_sampler=[[0, 1], [2, 3, 4]]),
     }
     odd = {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}
     return {**given, **odd}[kind]
@@ -262,6 +263,8 @@ def test_a_batch_sampler_without_a_size_is_planned_by_its_first_list_which_leave
     assert (given.workload.effective_batch_size, generators.numbers()) == (6, before)
     because = planned(given, LAPTOP, data=data_facts(parts, given)).knobs["workload.effective_batch_size"].because
     assert "its batch sampler decides" in because
+    with pytest.raises(ConfigError, match="of the DataLoader decides what a step is: 3 samples"):
+        brought("loaders", effective=8, kind="listed")
 
 
 # -- values that follow from the data ---------------------------------------------------------------------------------

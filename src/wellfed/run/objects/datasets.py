@@ -193,10 +193,8 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
     """
     workload, loader = config.workload, loader_of(data, "train")
     asked, own = workload.effective_batch_size, step_size(loader)
-    if asked is None and own is None and has_own_batches(loader):
-        with suppress(Exception), generators.kept(loader.batch_sampler):  # of the user's code
-            own = len(next(iter(copy.copy(loader.batch_sampler))))
-    if asked is None and own is None:
+    size = planned_size(loader) if asked is None else asked
+    if size is None:
         is_bare = loader is None or isinstance(loader, BareStream)
         source = "there is no DataLoader" if is_bare else "the DataLoader does not say it"
         problem = f"is null, and {source}: how many samples has a step?"
@@ -206,11 +204,18 @@ def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
         way_out = "Set workload.effective_batch_size=null, or give the DataLoader batch_size and a sampler."
         raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, way_out)
     drop_last = workload.drop_last or bool(getattr(loader, "drop_last", False))
-    size = own if asked is None else asked
     config = replace(config, workload=replace(workload, effective_batch_size=size, drop_last=drop_last))
     if faults := list(batch_split(config)):
         raise ConfigError(faults)
     return config
+
+
+def planned_size(loader: Any) -> int | None:
+    """Returns the samples of a loader's batch; those of its first list if a batch sampler does not show them."""
+    if step_size(loader) is None and has_own_batches(loader):
+        with suppress(Exception), generators.kept(loader.batch_sampler):  # of the user's code
+            return len(next(iter(copy.copy(loader.batch_sampler))))
+    return step_size(loader)
 
 
 def of_split(given: Any, split: str) -> Any:

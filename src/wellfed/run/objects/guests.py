@@ -16,7 +16,7 @@ from wellfed.data.own_loader import step_size
 from wellfed.errors import ConfigError
 from wellfed.plan.run_plan import DataFacts, RunPlan
 from wellfed.record.entries import OnEvent
-from wellfed.run.objects.datasets import facts_of
+from wellfed.run.objects.datasets import facts_of, planned_size
 
 if TYPE_CHECKING:
     from wellfed.run.objects.run_objects import RunObjects
@@ -115,9 +115,10 @@ def with_step_size(config: RunConfig, loaders: GuestLoaders) -> RunConfig:
         ConfigError: other samples were typed, and the loaders can't be made again with them.
     """
     workload, world = config.workload, config.trainer.world_size
-    asked, own = workload.effective_batch_size, step_size(loaders.first)
+    asked = workload.effective_batch_size
     if asked is None:
-        return replace(config, workload=replace(workload, effective_batch_size=(own or 0) * world))
+        size = (planned_size(loaders.first) or 0) * world
+        return replace(config, workload=replace(workload, effective_batch_size=size))
     if loaders.first is None and not loaders.unknown:
         problem = "can't change loaders that are no single DataLoader."
         raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, "Set it to null.")
