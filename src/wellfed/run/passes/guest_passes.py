@@ -118,7 +118,7 @@ class GuestPasses(RunPasses):
         self, stop: StopRequest, checkpoint: Path | None, clock: StepClock, watchers: Watchers, prune: Prune
     ) -> Ended:
         asked, users = self._config.trainer, self._objects.callbacks
-        watch = Watch(clock, stop if self._num_ranks == 1 else None)
+        watch = Watch(clock)
         place = Place(self._saved_place(checkpoint), self._parts, self._loader)
         saves = Saves(
             self._checkpoints,
@@ -130,7 +130,7 @@ class GuestPasses(RunPasses):
             check_every_steps=asked.log_every_steps,
             prune=prune,
         )
-        steps = Steps(clock, watch, watchers)
+        steps = Steps(clock, watchers)
         checked = [] if asked.trusted_checkpoints else [CheckedHooks()]
         first = [*checked, place, steps, self._logged, saves.before_users()]
         trainer = self._trainer([Together(first), *users.values(), saves], watch, self._limits)
@@ -144,8 +144,8 @@ class GuestPasses(RunPasses):
         return content if "position" in content else None
 
     def _measure(self, limits: Limits, stop: StopRequest, watchers: Watchers, warmup_steps: int) -> None:
-        watch = Watch(clock := self._clock(), stop if self._num_ranks == 1 else None)
-        steps = Steps(clock, watch, watchers, warmup_steps=warmup_steps)
+        watch = Watch(clock := self._clock())
+        steps = Steps(clock, watchers, warmup_steps=warmup_steps)
         users = Together([*self._objects.callbacks.values()], only_steps=True)
         own = Together([steps, self._logged, alone.NoSchedulers()])
         trainer = self._trainer([own, users], watch, limits, validates=False)
@@ -251,7 +251,7 @@ class GuestPasses(RunPasses):
         module, data_module = self.module, self._loaders.data_module
         is_set_up = module._trainer is not None or self._loaders.owner is module
         watch = Watch(clock := clock_of(is_on_gpu=self._is_on_gpu))
-        steps = Steps(clock, watch, Watchers(take_rows=rows.extend))
+        steps = Steps(clock, Watchers(take_rows=rows.extend))
         own = Together([steps, alone.NoSchedulers()])
         trainer = self._trainer([own], watch, Limits(max_epochs=1), logs=False, validates=False)
         mine = torch.tensor(num_steps if deliveries else 0, device=trainer.strategy.root_device)

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 
 from wellfed import generators
 from wellfed.batches import Delivery
@@ -20,9 +19,8 @@ from wellfed.train.guest.data import combined, replaced
 from wellfed.train.guest.marks import samples_of
 from wellfed.train.loop.ceiling import CEILING_BATCHES
 
-_HOOKS = {name for base in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(base) if name.startswith("on_")}
-_OF_STEPS = {"on_before_batch_transfer", "on_after_batch_transfer"}
-"""Hooks that are a part of the step."""
+_HOOKS = [name for name in dir(pl.LightningModule) if name.startswith("on_") and not name.endswith("_transfer")]
+"""Hooks that are no part of the step."""
 
 
 def first_batches(loaders: Any, num_ranks: int) -> list[Delivery]:
@@ -43,7 +41,7 @@ def steps_alone(module: pl.LightningModule, data_module: Any = None, *, is_set_u
         is_set_up: False: the module's ``setup`` is called.
     """
     done = dict.fromkeys(("prepare_data", "setup", "teardown"), _nothing)
-    own: dict[str, Any] = {**dict.fromkeys(_HOOKS - _OF_STEPS, _nothing), "configure_callbacks": list}
+    own: dict[str, Any] = {**dict.fromkeys(_HOOKS, _nothing), "configure_callbacks": list}
     if is_set_up:
         own |= {**done, "configure_model": _nothing}
     with replaced(module, own), nullcontext() if data_module is None else replaced(data_module, done):

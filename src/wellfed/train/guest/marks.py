@@ -19,7 +19,6 @@ from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.observe.timing.step_clock import BACKWARD, FORWARD, OPTIMIZER, OTHER, WARMUP_STEPS, StepClock
 from wellfed.observe.timing.wall import END, EPOCH_END, VALIDATION, Wall, is_within_steps
-from wellfed.process import StopRequest
 from wellfed.train.loop.training import Watchers
 from wellfed.train.memory.reasons import MemoryGrowth
 from wellfed.train.step.loss import Compiled
@@ -38,13 +37,12 @@ class Watch(PassThroughProfiler):
     trainer: pl.Trainer | None = None
     """Its Trainer; None = it is not made yet."""
 
-    def __init__(self, clock: StepClock, stop: StopRequest | None = None) -> None:
-        """``stop``: request whose signals end a wait for a batch at once; None = a signal waits for the step."""
+    def __init__(self, clock: StepClock) -> None:
         super().__init__()
-        self._clock, self._stop = clock, stop
+        self._clock = clock
         self._known: dict[str, AbstractContextManager[Any]] = {}
-        self.is_waiting = self._is_of_step = False
-        """A batch was asked for, and its step has not begun; it is the batch of another step."""
+        self._is_of_step = False
+        """The batch that was asked for begins a step."""
         self.before_fetch: Callable[[pl.Trainer], None] = lambda trainer: None
         """Called between two steps of an epoch, after the validation and the schedulers of the first."""
 
@@ -55,15 +53,10 @@ class Watch(PassThroughProfiler):
         self._is_of_step = not is_within_step(trainer, trainer.fit_loop.batch_idx)
         if self._is_of_step:  # not another part of its batch
             self.before_fetch(trainer)
-            self.is_waiting = True
             self._clock.ask()
-            if self._stop is not None:
-                self._stop.begin_wait()
 
     def stop(self, action_name: str) -> None:
         if self.trainer is not None and action_name.endswith(_FETCH) and self._is_of_step:
-            if self._stop is not None:
-                self._stop.is_stepping = True
             self._clock.got()
             latest, epoch = latest_of(self.trainer), self.trainer.current_epoch
             self._clock.copy_begins(epoch, *(() if latest is None else (latest.took, latest.copy_ahead_ms)))
@@ -166,8 +159,8 @@ def samples_of(batch: Batch) -> int:
 class Steps(pl.Callback):
     """Counts, times and shows the steps of a training. It must be the first callback: the others' time is host time."""
 
-    def __init__(self, clock: StepClock, watch: Watch, watchers: Watchers, *, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._clock, self._watch, self._watchers, self._warmup_left = clock, watch, watchers, warmup_steps
+    def __init__(self, clock: StepClock, watchers: Watchers, *, warmup_steps: int = WARMUP_STEPS) -> None:
+        self._clock, self._watchers, self._warmup_left = clock, watchers, warmup_steps
         self._samples = self._parts = self.largest = 0
         """Samples of all ranks and batches in the step so far; samples of its largest batch on this rank."""
         self._has_begun = self._has_stepped = False
@@ -196,7 +189,6 @@ class Steps(pl.Callback):
         size, latest = samples_of(batch), latest_of(trainer)
         if not self._parts:
             self._clock.copied()
-        self._watch.is_waiting = False
         self._samples += size * trainer.world_size if latest is None else latest.total
         self.largest, self._parts = max(self.largest, size), self._parts + 1
         if not self._has_begun:
@@ -219,7 +211,6 @@ class Steps(pl.Callback):
             self._clock.mark((phase, self._clock.now_s()))
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._watch.is_waiting = False
         if is_within_step(trainer, batch_idx) or not self._parts:  # a batch that is None has no step
             return
         step, watchers = trainer.global_step, self._watchers

@@ -41,6 +41,7 @@ class PlainModule(pl.LightningModule):
         self.model, self._prepare, self._metrics, self._optimizers = model, prepare, metrics, optimizers
         self._features, self._on_event = features, on_event
         self._loss = Loss(model)
+        self._source: FeatureSource | None = None
 
     @property
     def best_of_validation(self) -> tuple[str, str]:
@@ -57,12 +58,9 @@ class PlainModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         if self._features is not None:
             self._features.hold(self.model, self.device, self._on_event)
+            self._source = self._features.source
 
     on_validation_start = on_test_start = on_fit_start
-
-    @property
-    def _source(self) -> FeatureSource | None:
-        return None if self._features is None else self._features.source
 
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
         epoch = part = 0  # of an evaluation, whose draws are the same each time

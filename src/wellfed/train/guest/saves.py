@@ -52,7 +52,7 @@ class Saves(Checkpoint):
             check_every_steps: steps after which weights must be finite.
             prune: called after each validation on rank 0; returns why training ends, or None.
         """
-        self.files, self._metrics, self._stop, self._watch, self._place = files, metrics, stop, watch, place
+        self.files, self._metrics, self._stop, self._place = files, metrics, stop, place
         self._by_monitor, self._prune, self._check_every = by_monitor, prune, check_every_steps
         self.pruned: str | None = None
         """Reason of an end by the pruner."""
@@ -125,8 +125,7 @@ class Saves(Checkpoint):
             self._save_last(trainer)
 
     def _between_epochs(self, trainer: pl.Trainer, module: Any) -> None:
-        if trainer.world_size > 1:
-            self._stop.is_stepping = True
+        self._stop.is_stepping = True
         self._between_steps(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
@@ -139,8 +138,6 @@ class Saves(Checkpoint):
         self._stop.is_stepping = False
         if isinstance(exception, NonFiniteLoss):
             exception.add_note(self.files.way_back())
-        if isinstance(exception, Stopped) and self._watch.is_waiting:  # a signal has ended the wait for a batch
-            self._save_last(trainer)
 
     # -- saving ---------------------------------------------------------------------------------------------------
 
