@@ -92,9 +92,7 @@ def check_metrics(config: RunConfig, objects: RunObjects, logged: Mapping[str, s
     """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist.
 
     For a LightningModule, which may log less before training, it is a warning unless the metric has another name.
-
-    Args:
-        logged: metrics of validation -> their names for monitors, such as ``val/loss``.
+    ``logged``: metrics of validation -> their names for monitors, such as ``val/loss``.
     """
     if objects.brings_step and not logged:
         return

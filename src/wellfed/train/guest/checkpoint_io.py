@@ -53,10 +53,9 @@ class CheckedHooks(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if isinstance(trainer.strategy, FSDPStrategy):  # all ranks would gather the weights
             return
-        content: dict[str, Any] = {}
         with generators.kept():
             try:
                 content = trainer._checkpoint_connector.dump_checkpoint()
             except Exception:  # noqa: BLE001  the first checkpoint calls it again, and reports its error
-                _LOG.info("a hook for checkpoints could not be called before training", exc_info=True)
+                return
         readable(content)

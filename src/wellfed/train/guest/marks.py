@@ -266,6 +266,5 @@ class Steps(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         if trainer.sanity_checking:
-            note = "in the val batches that are tried before training; trainer.sanity_batches=0 tries none"
-            exception.add_note(note)
+            exception.add_note("in the val batches that are tried before training; trainer.sanity_batches=0 tries none")
         self._watchers.close()

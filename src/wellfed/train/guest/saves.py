@@ -59,7 +59,6 @@ class Saves(Checkpoint):
         self._saved_at_s = time.monotonic()
         self._step = self._checked_step = 0
         self._is_due = False
-        self._more: Mapping[str, Any] = {}
         watch.before_fetch = self._between_steps
 
     @property
@@ -167,12 +166,7 @@ class Saves(Checkpoint):
         self._checked_step = trainer.global_step
 
     def _write(self, trainer: pl.Trainer, path: Path, more: Mapping[str, Any]) -> None:
-        """Writes the state with more entries."""
-        self._more = more
-        try:
-            trainer.save_checkpoint(path)
-        finally:
-            self._more = {}
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint.update(self._more)
+        """Writes the state with more entries, as `Trainer.save_checkpoint` does."""
+        content = trainer._checkpoint_connector.dump_checkpoint()
+        trainer.strategy.save_checkpoint({**content, **more}, path)
+        trainer.strategy.barrier()
