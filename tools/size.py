@@ -3,7 +3,7 @@
 A cap is the number of lines, rounded up to 50; it falls with the work on its wing, to the target.
 Nobody raises one without a sentence here that says why.
 
-benchmarks was raised by 50 for the row of a guest beside Lightning alone.
+benchmarks was raised by 50 for the row of a guest beside Lightning alone, and by 50 for loops that take turns.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ WINGS = {
     "watch": (2500, 1700),
     "explain": (5650, 5300),
     "plan": (2800, 2500),
-    "train": (6050, 4300),
-    "observe": (4200, 3700),
+    "train": (5300, 4300),
+    "observe": (4150, 3700),
     "data": (3300, 2700),
     "config": (3000, 2700),
     "core": (3100, 2700),
 }
 """Wing of the engine -> cap and target, in lines."""
 FOLDERS = {
-    "engine": (44250, 38000),
+    "engine": (43550, 38000),
     "src/workloads": (9450, 4800),
     "tests": (58700, 50000),
-    "benchmarks": (6350, 6500),
+    "benchmarks": (6400, 6500),
     "tools, hooks, template": (1400, 1600),
 }
 """Part of the repository -> cap and target, in lines."""

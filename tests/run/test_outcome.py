@@ -69,11 +69,6 @@ def test_what_an_exception_means(error, status, kind, after, before, is_expected
         assert found.kind is None or found.kind in typing.get_args(errors.ErrorKind)
 
 
-def test_a_plain_dict_in_place_of_a_node_of_yaml_is_told_how_to_become_one():
-    error = AttributeError("'dict' object has no attribute 'scale'")
-    assert "_convert_: none" in outcome_of(error, has_trained=True).advice
-
-
 def test_what_leaves_no_folder():
     faults = [Fault("a", "b", "c")]
     before = {error: outcome_of(error, has_trained=False) for error in (ConfigError(faults), DoesNotFit(faults))}

@@ -43,6 +43,11 @@ class TrainLoader:
         return self._builder.dataset
 
     @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch, over all ranks together."""
+        return len(self)
+
+    @property
     def epoch(self) -> int:
         """Epoch of the next batch, from 0."""
         return self._epoch + (self._next_batch >= len(self))

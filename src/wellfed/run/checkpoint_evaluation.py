@@ -46,7 +46,7 @@ def _evaluated(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
         from wellfed.observe.hardware.detect import machine
         from wellfed.observe.hardware.torch_cuda import torch_cuda
         from wellfed.run.bookkeeper import Bookkeeper
-        from wellfed.run.passes.choice import make_passes
+        from wellfed.run.passes.choice import passes_class
         from wellfed.run.planner import Planner
 
     state = load_checkpoint(checkpoint, trusted=run.config.trainer.trusted_checkpoints)  # before model and data
@@ -57,7 +57,7 @@ def _evaluated(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
     plan = planner.for_evaluation()
     with tempfile.TemporaryDirectory() as folder:
         books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), run.config)
-        passes = make_passes(planner.config, planner.parts, plan, books, rank=0)
+        passes = passes_class(planner.parts)(planner.config, planner.parts, plan, books, rank=0)
         passes.check_fits(f"checkpoint={checkpoint}", state)
         return passes.evaluate(checkpoint)
 

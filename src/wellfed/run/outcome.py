@@ -24,7 +24,6 @@ from wellfed.masking import hidden
 from wellfed.process import Stopped, exit_code_of
 from wellfed.record.entries import Status
 
-_PLAIN_NODE = "If it is a node of yaml: _convert_: none beside its _target_ hands it over as a DictConfig."
 _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
 _HOST_ADVICE = (
     f"It is the host's memory: {LESS_HOST_MEMORY}, memory.features=dynamic; and where the CPU trains, a smaller "
@@ -117,8 +116,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     message = _of_worker(error) or f"{type(error).__name__}: {error}"
-    advice = _PLAIN_NODE if "'dict' object has no attribute" in message else ""
-    return Outcome("failed", failed, "code", f"{message}{noted}", advice, is_expected=False)
+    return Outcome("failed", failed, "code", f"{message}{noted}", is_expected=False)
 
 
 def _of_worker(error: BaseException) -> str | None:

@@ -28,7 +28,7 @@ from wellfed.run.folder.checkpoint_file import RESUMED, load_checkpoint
 from wellfed.run.folder.resume import Target, saved_step
 from wellfed.run.folder.run_folder import write_first
 from wellfed.run.outcome import OK, Outcome, outcome_of
-from wellfed.run.passes.choice import make_passes
+from wellfed.run.passes.choice import passes_class
 from wellfed.run.planner import Planner
 from wellfed.run.ranks.coordination import OtherRanks, SharedRun
 from wellfed.train.memory import oom
@@ -107,8 +107,8 @@ class Run:
             # Lightning has not chosen the rank's card yet.
             oom.cap_cuda(int(plan.device.memory_gib * 2**30), own_local_rank())
         # A trial may not adapt: a smaller step is not the setting to measure.
-        about = {"rank": self._rank, "may_adapt": not self._is_trial, "others": self._others}
-        self._passes = passes = make_passes(planner.config, planner.parts, plan, books, **about)
+        about: dict[str, Any] = {"rank": self._rank, "may_adapt": not self._is_trial, "others": self._others}
+        self._passes = passes = passes_class(planner.parts)(planner.config, planner.parts, plan, books, **about)
         checkpoint = None if start.target is None else self._resume_from(start.target, passes)
         if self._rank == 0 and not self._is_trial:  # a sweep logs its trials itself
             books.open_loggers(start.composed, plan)

@@ -23,7 +23,7 @@ from wellfed.process import StopRequest
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes.base import RunPasses
-from wellfed.run.passes.choice import make_passes
+from wellfed.run.passes.choice import passes_class
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
 from wellfed.train.step.non_finite import NonFiniteLoss
@@ -74,8 +74,9 @@ def three_splits() -> Datasets:
 def passes_of(
     tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any
 ) -> tuple[RunPasses, Journal, Any]:
-    more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
-    made = compose(more)
+    made = compose(
+        ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
+    )
     workload = replace(
         made.config.workload,
         name="w",
@@ -91,7 +92,7 @@ def passes_of(
     planner = Planner.start(replace(made, config=config), machine())
     parts, plan = planner.parts, planner.rough()
     books = Bookkeeper(RunRecord.start("w"), tmp_path, config)
-    return make_passes(config, parts, plan, books, rank=0), books.journal, parts.model
+    return passes_class(parts)(config, parts, plan, books, rank=0), books.journal, parts.model
 
 
 def fit(passes: RunPasses) -> None:
@@ -371,9 +372,6 @@ class LogsAccuracy(OwnModule):
         self.log("val/acc", self.out(batch["x"]).mean())
 
 
-OWN = {"model": {"_target_": f"{__name__}.LogsAccuracy"}, "optimizer": None}
-
-
 @pytest.mark.parametrize("name", few(["val/acc", "val_acc", "acc"], 1))
 def test_the_best_metric_of_a_users_own_module_may_be_named_as_it_is_logged(tmp_path: Path, name: str) -> None:
     passes, _, _ = passes_of(
@@ -382,25 +380,11 @@ def test_the_best_metric_of_a_users_own_module_may_be_named_as_it_is_logged(tmp_
         f"trainer.best_metric={name}",
         "trainer.best_mode=max",
         data="three_splits",
-        **OWN,
+        model={"_target_": f"{__name__}.LogsAccuracy"},
+        optimizer=None,
     )
     fit(passes)
     assert (tmp_path / "checkpoints" / "best.ckpt").exists()
-
-
-def test_figures_that_a_users_own_module_does_not_log_are_named_before_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Only a warning: a module may log less before training."""
-    monitor = "+callbacks.own={_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val/f1, strict: false}"
-    passes, _, _ = passes_of(
-        tmp_path, *ONE_STEP, "trainer.best_metric=f1", "trainer.best_mode=max", monitor, data="three_splits", **OWN
-    )
-    fit(passes)
-    found = [line for line in caplog.messages if "tried before training" in line]
-    assert ["callbacks.own.monitor=val/f1" in line or "trainer.best_metric=f1" in line for line in found] == [True] * 2
-    assert "Set it to one of val/acc." in found[0]
-    assert "Set it to one of acc" in found[1]
 
 
 def test_a_best_metric_without_validation_is_named_at_the_start(

@@ -19,7 +19,7 @@ from wellfed.observe.hardware.torch_cuda import torch_cuda
 from wellfed.record.entries import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.passes.choice import make_passes
+from wellfed.run.passes.choice import passes_class
 from wellfed.run.planner import Planner
 
 
@@ -91,7 +91,7 @@ def evaluated(
     planner = Planner.start(replace(made, config=config), machine(torch_cuda()))
     parts, plan = planner.parts, planner.rough()
     books = Bookkeeper(RunRecord.start("w"), folder, config)
-    return parts, make_passes(config, parts, plan, books, rank=0).evaluate(checkpoint)
+    return parts, passes_class(parts)(config, parts, plan, books, rank=0).evaluate(checkpoint)
 
 
 @pytest.mark.slow  # on a simulated card; tests/data/test_prefetch_on_cards.py

@@ -110,9 +110,7 @@ def locate(path: Path) -> Target:
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
     if (writer := _writer(earlier)) is not None:
-        way_out = "Wait, or stop it."
-        if earlier.host_name != socket.gethostname() and (checkpoint := latest_checkpoint(path)) is not None:
-            way_out += f" If it was killed there, go on in a new folder: resume={checkpoint}"
+        way_out = "Wait, or stop it. If it was killed there, name one of its checkpoints, to go on in a new folder."
         raise ConfigError.of(where, f"is still running ({writer}).", way_out)
     checkpoints = checkpoints_of(path)
     if (checkpoint := latest_checkpoint(path)) is None:

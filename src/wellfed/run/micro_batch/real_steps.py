@@ -123,7 +123,6 @@ def beside_steps(
     config: RunConfig, plan: RunPlan, parts: RunObjects, use: Callable[[TrialStep | None], Result]
 ) -> Result:
     """Returns the result of ``use`` for steps of a copy of the model; for None if it can't step before training."""
-
     most = None if plan.memory.accumulate == 1 else plan.memory.micro_batch
 
     def with_step(step: ConfiguredStep) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -18,7 +17,6 @@ from wellfed.run.objects.evaluation import named_best
 from wellfed.run.objects.optimizers import try_schedule
 from wellfed.run.objects.run_objects import RunObjects
 
-_LOG = logging.getLogger(__name__)
 _LIGHTNINGS = ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks")
 _OURS = {
     "EarlyStopping": "EarlyStopping",
@@ -88,30 +86,20 @@ def _fault_of(callback: Any, strategy: str) -> tuple[str, str] | None:
     return fault_of_callback(callback, strategy)
 
 
-def check_metrics(config: RunConfig, objects: RunObjects, logged: Mapping[str, str]) -> None:
-    """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist.
-
-    For a LightningModule, which may log less before training, it is a warning unless the metric has another name.
-    ``logged``: metrics of validation -> their names for monitors, such as ``val/loss``.
-    """
-    if objects.brings_step and not logged:
-        return
+def check_metrics(config: RunConfig, objects: RunObjects, metrics: Mapping[str, float]) -> None:
+    """Raises a ConfigError if a metric of validation that is monitored, or picks the best, does not exist."""
     asked = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in objects.callbacks.items()}
     asked["workload.schedule.monitor"] = config.workload.schedule.monitor
     asked = {where: name for where, name in asked.items() if isinstance(name, str) and name.startswith("val/")}
     asked["trainer.best_metric"] = named_best(config, objects)
-    is_certain, faults = not objects.brings_step, []
-    for where, name in asked.items():
-        names = sorted(logged if where == "trainer.best_metric" else logged.values())
-        if name is not None and name not in names:
-            other = logged.get(name.removeprefix("val/"))
-            is_certain |= other is not None
-            way_out = f"Set it to one of {', '.join(names)}." if other is None else f"Set {where}={other}."
-            faults.append(Fault(f"{where}={name}", "validation gives no such metric.", way_out))
-    if is_certain and faults:
+    faults = []
+    for where, asked_name in asked.items():
+        names = sorted(metrics) if where == "trainer.best_metric" else [f"val/{name}" for name in sorted(metrics)]
+        if asked_name is not None and asked_name not in names:
+            way_out = f"Set it to one of {', '.join(names)}."
+            faults.append(Fault(f"{where}={asked_name}", "validation gives no such metric.", way_out))
+    if faults:
         raise ConfigError(faults)
-    for fault in faults:
-        _LOG.warning("The batches of validation that are tried before training: %s", fault)
 
 
 def _check_monitor(where: str, monitor: Any, data: Datasets) -> None:

@@ -78,8 +78,7 @@ class RunPasses(ABC):
         """Figures of all ranks."""
         prepare_step(config, plan, objects.model)
         self._loader = self._open_loader()
-        length = None if self._loader is None else len(self._loader)
-        self.steps_per_epoch: int | None = getattr(self._loader, "steps_per_epoch", length)
+        self.steps_per_epoch: int | None = getattr(self._loader, "steps_per_epoch", None)
         """Batches of one pass over the training data; None if they are unknown."""
         trainer, every = config.trainer, config.trainer.validate_every_steps
         self._limits = Limits(trainer.max_epochs, trainer.max_steps, trainer.max_time_s, every)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from wellfed.config.schema import RunConfig
-from wellfed.plan.run_plan import RunPlan
-from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.objects.run_objects import RunObjects
 
 if TYPE_CHECKING:
@@ -14,7 +11,7 @@ if TYPE_CHECKING:
     from wellfed.run.passes.plain_passes import PlainPasses
 
 
-def passes_of(objects: RunObjects) -> type[GuestPasses | PlainPasses]:
+def passes_class(objects: RunObjects) -> type[GuestPasses | PlainPasses]:
     """Returns the class of a run's passes. Imports Lightning's Trainer for guests alone."""
     if objects.guest is None:
         from wellfed.run.passes.plain_passes import PlainPasses
@@ -23,10 +20,3 @@ def passes_of(objects: RunObjects) -> type[GuestPasses | PlainPasses]:
     from wellfed.run.passes.guest_passes import GuestPasses
 
     return GuestPasses
-
-
-def make_passes(
-    config: RunConfig, objects: RunObjects, plan: RunPlan, books: Bookkeeper, **more: Any
-) -> GuestPasses | PlainPasses:
-    """Returns the passes of a run; ``more`` as for `PlainPasses`."""
-    return passes_of(objects)(config, objects, plan, books, **more)

@@ -20,7 +20,6 @@ from wellfed.ranks import largest_share
 from wellfed.run.folder.checkpoint_file import load_checkpoint
 from wellfed.run.objects.evaluation import make_eval_loader, named_best
 from wellfed.run.objects.guests import batches_per_epoch, wrapped
-from wellfed.run.objects.user_callbacks import check_metrics
 from wellfed.run.passes.base import Ended, Prune, RunPasses, clock_of
 from wellfed.train.guest import ceiling as alone
 from wellfed.train.guest.arguments import ended_by, explained, make_trainer
@@ -153,8 +152,7 @@ class GuestPasses(RunPasses):
             self._train(trainer, steps, None, None)
 
     def _try_splits(self) -> None:
-        """Checks the names of metrics by what the sanity check of Lightning has logged."""
-        check_metrics(self._config, self._objects, self._logged.of_validation)
+        """Does nothing: Lightning's sanity check has tried them."""
 
     def _trainer(
         self, callbacks: Sequence[Any], watch: Watch, limits: Limits, *, logs: bool = True, validates: bool = True

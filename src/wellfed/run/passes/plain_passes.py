@@ -168,7 +168,7 @@ class PlainPasses(RunPasses):
                 with generators.kept(loader_of(self._objects.data, split)), closing(loader) as deliveries:
                     metrics = self._model.try_split(split, deliveries)
                 if split == "val":
-                    check_metrics(self._config, self._objects, {name: f"val/{name}" for name in metrics})
+                    check_metrics(self._config, self._objects, metrics)
 
     @contextmanager
     def _open_split(self, split: str) -> Iterator[Any]:

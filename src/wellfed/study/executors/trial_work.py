@@ -35,7 +35,7 @@ from wellfed.record.provenance import engine_state
 from wellfed.run.objects import assemble, loaders
 from wellfed.run.objects.evaluation import searched_metric
 from wellfed.run.objects.run_objects import RunObjects
-from wellfed.run.passes.choice import passes_of
+from wellfed.run.passes.choice import passes_class
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, own_git_state, train
 from wellfed.study.executors.executor import PointPlan
@@ -86,7 +86,7 @@ def prepare(composed: Composed[RunConfig], *, is_timed: bool = True) -> SharedPa
     if not composed.is_tied_to_folder:
         with composed.without_folder(lambda: asked.append(True)):
             parts = assemble.make_objects(config)
-            passes_of(parts)  # imports what they train by
+            passes_class(parts)  # imports what they train by
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."

@@ -22,12 +22,6 @@ class LoggedFigures(pl.Callback):
         self._written: dict[str, Any] = {}
         """Logged name -> latest written value, to recognise new values: Lightning keeps those of earlier epochs."""
 
-    @property
-    def of_validation(self) -> dict[str, str]:
-        """Metrics of validation that Lightning has: name without ``val/`` -> name as it was logged."""
-        named = {name_in_metrics(name, "val"): name for name in self._trainer.callback_metrics}
-        return {ours.removeprefix("val/"): name for ours, name in named.items() if ours.startswith("val/")}
-
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
 
