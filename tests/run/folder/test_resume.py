@@ -332,6 +332,5 @@ def test_auto_takes_the_newest_by_time_and_says_what_it_passes_over(runs, capsys
 
 def test_a_run_of_another_machine_that_may_be_dead_is_gone_on_with_elsewhere(tmp_path):
     folder = run(tmp_path / "run", status="running", host_name="there")
-    checkpoint = folder / "checkpoints" / "last.ckpt"
     assert "If it was killed there, name one of its checkpoints" in message(locate, folder)
-    assert not locate(checkpoint).in_place
+    assert not locate(folder / "checkpoints" / "last.ckpt").in_place
