@@ -166,7 +166,7 @@ class Steps(pl.Callback):
         self._has_begun = self._has_stepped = False
         """A batch has come; an optimizer's step was seen. Without one, its time would count as another phase's."""
         self._account: str | None = None
-        """That before a validation."""
+        """Account before a validation."""
         self.growth = MemoryGrowth(torch.device("cpu"))
 
     def on_fit_start(self, trainer: pl.Trainer, module: Any) -> None:

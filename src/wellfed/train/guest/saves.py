@@ -63,7 +63,7 @@ class Saves(Checkpoint):
 
     @property
     def best_model_path(self) -> str:
-        """As `ModelCheckpoint` has it: ``best.ckpt``, else ``last.ckpt``, else nothing."""
+        """Path of ``best.ckpt``, else of ``last.ckpt``, else empty, under the name that `ModelCheckpoint` has."""
         best = self.files.folder.absolute() / BEST
         return str(best) if best.exists() else self.last_model_path
 
