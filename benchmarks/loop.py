@@ -4,7 +4,7 @@
     python benchmarks/loop.py --calls
 
 Seven loops, each in a process of its own, take turns: one makes 50 steps while the others wait for their next batch. So
-all meet the same speed of the machine. Each round begins with another loop:
+all meet the same speed of the machine. Each turn has another order; work in other processes counts to no loop:
 
 - `raw`: plain PyTorch;
 - `ours`: a whole run as the command line starts it, with all its callbacks, files, progress bar, wandb (offline) and
@@ -423,8 +423,9 @@ def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -
             connections[name].recv()  # it is warm
         for number in range(rounds):
             costs: dict[str, list[Cost]] = {name: [] for name in names}
-            for _ in range(turns_of_round):
-                for name in turned(names, number):
+            for turn in range(turns_of_round):
+                order = turned(names, number + turn // 2)
+                for name in order if turn % 2 == 0 else reversed(order):  # no loop always follows the same one
                     connections[name].send(True)
                     costs[name].append(connections[name].recv())
             for name, own in costs.items():

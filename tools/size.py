@@ -4,6 +4,7 @@ A cap is the number of lines, rounded up to 50; it falls with the work on its wi
 Nobody raises one without a sentence here that says why.
 
 benchmarks was raised by 50 for the row of a guest beside Lightning alone, and by 50 for loops that take turns.
+tests was raised by 50 for guards that came back: optimizers with a closure, defaultdicts in checkpoints.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WINGS = {
 FOLDERS = {
     "engine": (43550, 38000),
     "src/workloads": (9450, 4800),
-    "tests": (58700, 50000),
+    "tests": (58750, 50000),
     "benchmarks": (6400, 6500),
     "tools, hooks, template": (1400, 1600),
 }

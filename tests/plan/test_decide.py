@@ -474,9 +474,9 @@ def test_workers_of_an_option_by_quota(name, place):
     check_reasons(plan)
 
 
-@pytest.mark.parametrize(("waits_outside", "num_workers"), [(False, 2), (True, 7)])
-def test_workers_that_wait_for_a_disk_need_no_core_each(waits_outside, num_workers):
-    first = FirstBatches(20.0, 2**20, 100, 4.0, {"inline": 24.0, "processes": 5.0}, waits_outside=waits_outside)
+@pytest.mark.parametrize(("build_cpu_ms", "num_workers"), [(19.0, 2), (9.0, 5), (1.0, 7)])
+def test_workers_that_wait_for_a_disk_need_no_core_each(build_cpu_ms, num_workers):
+    first = FirstBatches(20.0, 2**20, 100, 4.0, {"inline": 24.0, "processes": 5.0}, build_cpu_ms=build_cpu_ms)
     assert planned(facts=machine(card(), cores=2.0), data=ITEMS, trial=first).loader.num_workers == num_workers
 
 

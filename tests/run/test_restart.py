@@ -119,7 +119,7 @@ def test_a_run_that_no_command_has_started_says_what_to_type(
     assert code == EXIT_OUT_OF_MEMORY
     said = " ".join(capsys.readouterr().err.split())
     assert "Out of memory in step 5 with 8 samples at a time: CUDA out of memory" in said
-    assert "Start it again with memory.micro_batch=4 memory.accumulate=2." in said
+    assert "Start it again with memory.accumulate=2." in said
     assert "resume=auto goes on from step 3 (last.ckpt)." in said
     code, again = ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "memory.accumulate=2")
     assert (code, again) == (0, folder)

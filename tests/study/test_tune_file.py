@@ -48,7 +48,7 @@ def test_another_start_or_another_budget_is_one(tmp_path: Path) -> None:
     assert FILE.differs_from_earlier(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', "{}"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 2}', "{}"])
 def test_what_is_none_is_no_comparison(tmp_path: Path, text: str) -> None:
     (tmp_path / TUNE.marker).write_text(text)
     assert FILE.differs_from_earlier(tmp_path) == ["what it was asked can't be read"]

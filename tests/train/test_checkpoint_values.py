@@ -55,6 +55,8 @@ VALUES = {
     "set": {1, "a"},
     "frozen": frozenset({1, 2}),
     "queue": deque([np.int64(1), [Path("a")]], maxlen=3),
+    "by default": defaultdict(list, {"a": [date(2026, 1, 2)]}),
+    "without default": defaultdict(None, {"a": 1}),
     ("key", 1): [{"nested": (np.float64(0.5), deque())}],
 }
 
@@ -69,6 +71,7 @@ def test_plain_values_and_arrays_come_back_as_they_were(tmp_path: Path) -> None:
         assert (type(found[each]), found[each]) == (type(value), value), each
     assert found["queue"].maxlen == 3
     assert type(found["queue"][0]) is np.int64
+    assert found["by default"]["new"] == []
 
 
 def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_states_of_modules_and_optimizers_come_back_with_their_versions(tmp_path
         (Decimal("1.10"), "decimal.Decimal"),
         ({Thing: 1}, "type"),
         (lambda: 0, "function"),
-        (defaultdict(list), "collections.defaultdict"),
+        (defaultdict(lambda: 0), "function"),
         (np.array([Thing()]), "numpy.ndarray (ObjectDType)"),
         (np.ma.array([1]), "MaskedArray"),
         (datetime(2026, 1, 2, tzinfo=ZoneInfo("UTC")), "datetime.datetime (ZoneInfo)"),

@@ -28,7 +28,6 @@ from wellfed.data.backends.first_batches import FirstBatches
 from wellfed.data.own_loader import OwnLoader
 from wellfed.data.settings import LoaderSettings
 from wellfed.data.train_loader import TrainLoader
-from wellfed.data.worker_count import BUILD_WAITS_FRAC
 
 _LOG = logging.getLogger(__name__)
 Loader = TrainLoader | OwnLoader
@@ -69,8 +68,9 @@ def build_first_batches(make: Make, first: LoaderSettings, data: Any = None) -> 
             num_bytes = batches.num_bytes(next(deliveries).batch)
             takes: list[Any] = []
             build_ms = statistics.median(_times_ms(lambda: takes.append(next(deliveries).took), _FEW, _BUILDS_S))
-            waits = [took is not None and took.cpu_ms < BUILD_WAITS_FRAC * took.wall_ms for took in takes]
-            return FirstBatches(build_ms, num_bytes, len(loader), waits_outside=2 * sum(waits) > len(waits))
+            cpu_ms = [took.cpu_ms for took in takes if took is not None]
+            cpu = statistics.median(cpu_ms) if cpu_ms else None
+            return FirstBatches(build_ms, num_bytes, len(loader), build_cpu_ms=cpu)
     except Exception as error:  # noqa: BLE001  training meets the same error and reports it
         _LOG.info("no batch could be built to time loader backends: %r", error)
         return None

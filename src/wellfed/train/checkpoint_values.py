@@ -10,7 +10,7 @@ import copy
 import io
 import os
 import re
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
@@ -24,6 +24,8 @@ from wellfed.errors import WellfedError
 
 _PLAIN = (NoneType, bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
 _DATES_AND_PATHS = (date, datetime, time, timedelta, timezone, PosixPath, WindowsPath, PurePosixPath, PureWindowsPath)
+_FACTORIES = (bool, int, float, str, list, dict, tuple, set)
+"""Factories of a defaultdict that a file may name."""
 _HYPER_PARAMETERS = re.compile(r"(datamodule_)?(hyper_parameters|hparams_)")
 """Names of what Lightning saves for `save_hyperparameters`. A resume does not need them."""
 
@@ -81,7 +83,7 @@ def _plain(content: Any, name: str, left_out: list[str]) -> Any:
         return content
     if isinstance(content, (PurePath, np.generic)) and _HYPER_PARAMETERS.match(name):
         return str(content) if isinstance(content, PurePath) else content.item()  # as `load_from_checkpoint` can read
-    if kind in (dict, OrderedDict, Counter) or (
+    if kind in (dict, OrderedDict, Counter, defaultdict) or (
         isinstance(content, Mapping) and kind.__module__.startswith(("lightning.", "omegaconf."))
     ):
         return _plain_mapping(content, name, left_out)
@@ -102,6 +104,9 @@ def _plain(content: Any, name: str, left_out: list[str]) -> Any:
 
 
 def _plain_mapping(content: Any, name: str, left_out: list[str]) -> Any:
+    factory = getattr(content, "default_factory", None)
+    if factory not in (None, *_FACTORIES):
+        raise _refused(f"{name}.default_factory", type(factory))
     # A state_dict has the versions of its modules as an attribute, which its copy has too.
     kept: Any = copy.copy(content) if type(content) in (OrderedDict, Counter) else {}
     kept.clear()
@@ -113,7 +118,7 @@ def _plain_mapping(content: Any, name: str, left_out: list[str]) -> Any:
             if not _HYPER_PARAMETERS.match(inner):
                 raise
             left_out.append(inner)
-    return kept
+    return _Call(defaultdict, factory, kept) if type(content) is defaultdict else kept
 
 
 def _refused(name: str, kind: type, inside: object = None) -> WellfedError:
@@ -136,5 +141,5 @@ def scalar(kind: str, data: bytes) -> Any:
     return np.frombuffer(data, kind)[0]
 
 
-SAFE: list[Any] = [*_DATES_AND_PATHS, set, frozenset, deque, array, scalar]
+SAFE: list[Any] = [*_DATES_AND_PATHS, *_FACTORIES, frozenset, deque, defaultdict, array, scalar]
 """Classes and functions that a checkpoint may name, beside those of torch."""

@@ -11,7 +11,7 @@ from torch import nn
 from tests.kit import tiny
 from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
 from wellfed.record.entries import ignore_event
 from wellfed.train.memory.step_down import Fallbacks, MicroBatches
 from wellfed.train.step.loss import Loss
@@ -34,6 +34,11 @@ def made(optimizer: Any, micro: int, **more: Any) -> TrainStep:
 def delivery() -> Delivery:
     data = tiny.TinyData(16)
     return Delivery({"x": data.inputs, "y": data.targets}, epoch=0, index=0, total=16)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"workload\.optimizer: LBFGS computes the gradients .* LightningModule"):
+        made(torch.optim.LBFGS, 16)
 
 
 @pytest.mark.parametrize("micro", [16, 5])

@@ -201,8 +201,7 @@ class GuestPasses(RunPasses):
             except ConfigError as error:
                 ran_out += f" {error.faults[0]}"
             else:
-                changes = {"memory.micro_batch": size // times, "memory.accumulate": self._parts * times}
-                return RestartNeeded(ran_out, changes, failure.kind)
+                return RestartNeeded(ran_out, {"memory.accumulate": self._parts * times}, failure.kind)
         elif times is not None:  # the plan does not split steps
             ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
             half = largest_share(plan.workload.effective_batch_size or size, 2)

@@ -35,9 +35,10 @@ class LoggedFigures(pl.Callback):
             self.on_train_epoch_end(trainer, module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if self._figures.step == self._figures.handed_over_step:
-            return
         values = self.new("train")
+        if self._figures.step == self._figures.handed_over_step:
+            self._figures.write("train", values)
+            return
         if trainer.optimizers:
             values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         self._figures.trained(values)
@@ -59,7 +60,7 @@ class LoggedFigures(pl.Callback):
             if name != "epoch" and (state == "train" or "_step" not in name):  # else one batch of an evaluation
                 split, _, rest = name_in_metrics(name, state).partition("/")
                 self._figures.write(split, {rest.removesuffix("_step"): value})
-        self.new(state)  # written by now
+                self._written[name] = trainer.callback_metrics.get(name)
 
     def new(self, split: str) -> dict[str, float]:
         """Returns new metrics of a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""

@@ -63,6 +63,8 @@ class PlainModule(pl.LightningModule):
     on_validation_start = on_test_start = on_fit_start
 
     def _prepared(self, split: str, batch: Batch, number: int) -> Batch:
+        if self._source is None:
+            PlainModule.on_fit_start(self)  # a timed training calls no hooks
         epoch = part = 0  # of an evaluation, whose draws are the same each time
         if split == "train":
             epoch = self.current_epoch

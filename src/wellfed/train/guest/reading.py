@@ -90,6 +90,8 @@ class Place(pl.Callback):
         self._device = torch.device("cpu")
         if saved is not None:
             position = saved["position"]
+            if "steps" not in position:
+                raise ConfigError.of("resume", "another version of wellfed wrote it.", "Start again: rerun=<its run>.")
             self.epoch, self.batch = int(position["epoch"]), int(position["batch"]) * parts
             self.steps, self.batches = int(position["steps"]), int(position["batches"]) * parts // position["parts"]
             own = own_rank() if own_rank() < len(position["starts"]) else 0  # there may have been other ranks than now

@@ -87,6 +87,7 @@ class Saves(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._stop.install()  # Lightning's own handler of SIGTERM would end the ranks without a checkpoint
+        self._stop.is_stepping = True
         self.files.begin(partial(self._write, trainer), trainer.strategy.broadcast, trainer.global_rank)
         self._step = self._checked_step = trainer.global_step  # a loaded checkpoint was checked when it was written
         self._saved_at_s = time.monotonic()
@@ -124,7 +125,6 @@ class Saves(Checkpoint):
             self._save_last(trainer)
 
     def _between_epochs(self, trainer: pl.Trainer, module: Any) -> None:
-        self._stop.is_stepping = True
         self._between_steps(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
@@ -168,5 +168,4 @@ class Saves(Checkpoint):
     def _write(self, trainer: pl.Trainer, path: Path, more: Mapping[str, Any]) -> None:
         """Writes the state with more entries, as `Trainer.save_checkpoint` does."""
         content = trainer._checkpoint_connector.dump_checkpoint()
-        trainer.strategy.save_checkpoint({**content, **more}, path)
-        trainer.strategy.barrier()
+        trainer.strategy.save_checkpoint({**content, **more}, path)  # ranks meet when `Checkpoints` knows how it went

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from wellfed.observe.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 from wellfed.record.entries import ignore_event
 from wellfed.train.loop.placed_model import PlacedModel
 from wellfed.train.loop.training import Limits, Training, Watchers
+from wellfed.train.memory import oom
 from wellfed.train.memory.step_start import put_back
 from wellfed.train.step.totals import Totals
 
@@ -49,18 +51,19 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, clock: StepClock) -> StepSummary | None:
     """Times the same steps on these batches, which are copied to the device first, with a new optimizer.
 
-    Returns None if a rank has no batches. Several ranks make the smallest number of steps that one of them requests.
-    Weights, buffers and generators are restored, even after an error.
+    Returns None if a rank has no batches, or no memory for them. Several ranks make the smallest number of steps that one
+    of them requests. Weights, buffers and generators are restored, even after an error.
     """
     model.begin()
-    steps = min(model.place.gather(steps if deliveries else 0))
-    if steps == 0:
+    copied = partial(batches.to_device, device=model.device)
+    ready, _ = oom.attempt(lambda: [replace(one, batch=copied(one.batch), is_on_device=True) for one in deliveries])
+    steps = min(model.place.gather(steps if ready else 0))  # else the others would wait in a step
+    if not ready or steps == 0:
         return None
     rows: list[StepRow] = []
     timed = copy.copy(model)  # no step of the run: without its scheduler, events, metrics and fallbacks
     timed.options, timed.totals = replace(model.options, may_adapt=False), Totals()
     timed.on_event, timed.scheduling = ignore_event, None
-    ready = [replace(each, batch=batches.to_device(each.batch, model.device), is_on_device=True) for each in deliveries]
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)  # the loader may now reuse its host buffers
     with put_back(model.whole, model.device):

@@ -72,10 +72,13 @@ def _restored(training: Training, state: Mapping[str, Any]) -> Mapping[str, Any]
     if training.ema is not None:
         training.ema.averaged.module.load_state_dict(state["state_dict"])
     model.totals.load_state_dict(state["totals"])
-    try:
-        optimizer.load_state_dict(state["optimizer_states"][0])
-    except ValueError:
-        _LOG.warning("Other weights are trained than before this checkpoint: the optimizer begins without a state.")
+    before = state["optimizer_states"][0]
+    if _num_weights(before) < _num_weights(optimizer.state_dict()):
+        _LOG.warning("More weights are trained than before this checkpoint: the optimizer begins without a state.")
+        for group, earlier in zip(optimizer.param_groups, before["param_groups"], strict=False):
+            group["lr"] = earlier["lr"]  # a scheduler goes on from it
+    else:
+        optimizer.load_state_dict(before)
     if optimizer.defaults.get("foreach") is False:  # typed, while the checkpoint has another value
         for group in optimizer.param_groups:
             group["foreach"] = False
@@ -93,3 +96,7 @@ def _restored(training: Training, state: Mapping[str, Any]) -> Mapping[str, Any]
             callback.load_state_dict(state["callbacks"][name])
     drawn: Mapping[str, Any] = state["rng_of_ranks"][rank]
     return drawn if is_same or place.rank == 0 else None
+
+
+def _num_weights(optimizer_state: Mapping[str, Any]) -> int:
+    return sum(len(group["params"]) for group in optimizer_state["param_groups"])

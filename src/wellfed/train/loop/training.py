@@ -207,7 +207,7 @@ class Training:
         drawn = None if checkpoint is None else load_state(self, checkpoint)
         model.hold_features(self.number)
         self.step = model.make_step(self.optimizer, self.scaler, self.clock)
-        self.step.number = self.number
+        self.step.number = self._checked_step = self.number  # a checkpoint was checked when it was written
         self.figures.begin(self.number, self.epoch)
         if files is not None:
             files.begin(self.write, self._place.broadcast, self._place.rank)
@@ -430,7 +430,8 @@ class Training:
         loss = self.model.totals.state_dict()["sums"].get("loss")
         is_good = is_finite(self.model.whole, self.model.device, [] if loss is None else [loss])
         if self._place.any_of([not is_good])[0]:
-            raise non_finite((files.last_step or 0) + 1, number)
+            raise non_finite(self._checked_step + 1, number)
+        self._checked_step = number
         if self._is_best:
             self._is_best = False
             files.save_best(self.figures.latest.get(f"val/{files.best_metric}", math.nan), number)

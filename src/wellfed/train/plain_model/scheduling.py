@@ -127,10 +127,11 @@ class Rates:
         """Goes on from a checkpoint, with the schedule of this run. The optimizer's state is loaded already.
 
         Raises:
-            ValueError: another kind of schedule has set the rates until then.
+            ConfigError: another kind of schedule has set the rates until then.
         """
         if state["kind"] != self.kind:
-            raise ValueError(f"the rates were set by {state['kind']} until this checkpoint, and now by {self.kind}")
+            problem = f"the rates were set by {state['kind']} until this checkpoint, and now by {self.kind}."
+            raise ConfigError.of("workload.schedule", problem, "Set it as in the run that goes on, or begin a new run.")
         if self._scheduler is not None:
             self._scheduler.load_state_dict({name: value for name, value in state.items() if name != "kind"})
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureModeName
-from wellfed.errors import ModelError, OutOfMemoryExhausted, RestartNeeded
+from wellfed.errors import ConfigError, ModelError, OutOfMemoryExhausted, RestartNeeded
 from wellfed.observe.timing.step_clock import OPTIMIZER, OTHER
 from wellfed.record.entries import OnEvent, ignore_event
 from wellfed.train.memory import oom
@@ -58,6 +59,9 @@ class TrainStep:
     Args:
         passes: computes the gradients.
         fallbacks: the size of micro-batches, which may change between steps, and other ways to need less memory.
+
+    Raises:
+        ConfigError: the optimizer computes gradients itself, by a closure.
     """
 
     def __init__(
@@ -70,6 +74,11 @@ class TrainStep:
         totals: Totals | None = None,
         on_event: OnEvent = ignore_event,
     ) -> None:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            problem = f"{type(optimizer).__name__} computes the gradients of a step itself, by a closure."
+            instead = "Take another optimizer, or train it in a LightningModule, whose Trainer passes a closure."
+            raise ConfigError.of("workload.optimizer", problem, instead)
         self.number = 0
         """Number of the latest step; set it when training is resumed."""
         self.was_disturbed = False
