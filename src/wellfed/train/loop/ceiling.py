@@ -51,8 +51,8 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 def run_ceiling(model: PlacedModel, deliveries: Sequence[Delivery], steps: int, clock: StepClock) -> StepSummary | None:
     """Times the same steps on these batches, which are copied to the device first, with a new optimizer.
 
-    Returns None if a rank has no batches, or no memory for them. Several ranks make the smallest number of steps that one
-    of them requests. Weights, buffers and generators are restored, even after an error.
+    Returns None if a rank has no batches, or no memory for them. Several ranks make the smallest number of steps that
+    one of them requests. Weights, buffers and generators are restored, even after an error.
     """
     model.begin()
     copied = partial(batches.to_device, device=model.device)
