@@ -61,9 +61,10 @@ def record_steps(
                 num_recorded += 1
             wait()
         yield True  # writing the trace took time, too
+    except GeneratorExit:  # the training is over
+        if not num_recorded:
+            _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
+        raise
     except Exception as error:  # noqa: BLE001  a trace is no reason to lose a run
         _LOG.warning("The steps could not be profiled: %s", reason_of(error))
         on_event("profile_failed", message=reason_of(error))
-    finally:
-        if not num_recorded:
-            _LOG.warning("No step was profiled: training ended before its step %d.", WARMUP_STEPS + 1)
